@@ -1,0 +1,128 @@
+// The engine: sequences of a host's tenants, and the story of each operation on them.
+//
+// A library without gRPC and without CUDA: the daemon serves it, and a process can embed it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/engine/types.h"
+#include "index/backend/compute_backend.h"
+#include "index/backend/stager.h"
+#include "storage/block_pool.h"
+
+namespace wavekv {
+
+struct EngineOptions {
+  uint32_t epoch = 0;               // Upper half of every sequence id; not 0.
+  uint32_t build_threads = 0;       // 0: from the cpuset, at least 1.
+  uint32_t compute_threads = 0;     // 0: from the cpuset. Attention of one call is spread over them.
+  uint32_t sequences_max = 4096;    // Per tenant.
+  uint64_t tokens_max = 1ull << 24; // Per sequence.
+  uint32_t batch_max = 256;         // Items of one Attend.
+  uint64_t build_queue_max = 1u << 16;
+};
+
+struct EngineStats {
+  PoolUsage pool;
+  std::vector<TenantUsage> tenants;
+  std::vector<std::pair<TenantId, uint32_t>> sequences;  // Count per tenant.
+  uint64_t index_bytes = 0;
+  StepCounters counters;  // Since start.
+  uint64_t build_queue = 0;
+  BackendCaps backend;
+  std::vector<WaveBufferStatus> wave_buffers;
+};
+
+struct BuildProgress {
+  uint64_t tokens_done = 0;
+  uint64_t tokens_total = 0;
+  bool done = false;
+  Generation generation;
+  uint64_t version = 0;
+};
+
+// Thread-safe. Every call names the tenant; a sequence of another tenant is NotFound, like one
+// that never was. A stale generation is FailedPrecondition naming both. Calls work in the caller's
+// thread; BuildIndex waits for background threads.
+class Engine {
+ public:
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                        std::shared_ptr<BlockPool> pool,
+                                                        std::unique_ptr<ComputeBackend> backend,
+                                                        std::unique_ptr<Stager> stager);  // May be null.
+  ~Engine();  // Cancels and joins background work. No call may be running.
+
+  // Reserves memory for max_tokens or refuses with ResourceExhausted (after evicting idle
+  // sequences that outlived their owner and are not pinned).
+  absl::StatusOr<SequenceStatus> CreateSequence(const TenantId& tenant, ClientId owner,
+                                                const SequenceSpec& spec);
+
+  // All of the chunk or nothing. Same range and bytes: no-op. Same range, other bytes: Aborted
+  // naming the first position that differs. Gap: FailedPrecondition naming the expected position.
+  // NaN or infinity: InvalidArgument naming layer, position and head.
+  absl::StatusOr<InsertOutcome> Insert(const TenantId& tenant, const InsertChunk& chunk);
+
+  // Cuts and clusters what is not yet and waits for it. `progress` is called from this thread and
+  // returns false to stop waiting (Cancelled; the build itself goes on).
+  absl::StatusOr<BuildProgress> BuildIndex(const TenantId& tenant, SequenceRef sequence,
+                                           const std::function<bool(const BuildProgress&)>& progress);
+
+  absl::StatusOr<QueryOutcome> Query(const TenantId& tenant, const LayerQuery& query,
+                                     const QueryOptions& options);
+  absl::StatusOr<EstimateOutcome> Estimate(const TenantId& tenant, const LayerQuery& query);
+  // One outcome per step, in order; a failed one does not fail the others. InvalidArgument for the
+  // whole call: an empty batch, one over batch_max.
+  absl::StatusOr<std::vector<AttendOutcome>> Attend(const TenantId& tenant,
+                                                    std::span<const AttendStep> steps);
+
+  // token_count 0: all. max_tokens 0: the parent's.
+  absl::StatusOr<SequenceStatus> ForkSequence(const TenantId& tenant, ClientId owner,
+                                              SequenceRef parent, uint64_t token_count,
+                                              uint64_t max_tokens, std::string label);
+  // Keeps the first token_count tokens of every layer and bumps the generation.
+  absl::StatusOr<SequenceStatus> TruncateSequence(const TenantId& tenant, SequenceRef sequence,
+                                                  uint64_t token_count);
+  absl::Status DropSequence(const TenantId& tenant, SequenceRef sequence);
+  absl::Status Pin(const TenantId& tenant, SequenceRef sequence, bool pinned);
+  absl::Status SetTtl(const TenantId& tenant, SequenceRef sequence, uint64_t ttl_ms);
+
+  // The owner's lease ended: its sequences go, but for pinned ones and those with a TTL, which
+  // become nobody's. Returns how many went.
+  uint32_t ReleaseOwner(ClientId owner);
+  // Drops what outlived its TTL. Called about once a second.
+  void Reap();
+
+  EngineStats Stats() const;
+  // Sequences of `tenant` (all tenants when empty) with id > after, ascending, at most `limit`.
+  std::vector<SequenceStatus> ListSequences(const TenantId& tenant, SequenceId after,
+                                            uint32_t limit) const;
+  absl::StatusOr<SequenceStatus> GetSequence(const TenantId& tenant, SequenceRef sequence) const;
+  absl::StatusOr<IndexDescription> DescribeIndex(const TenantId& tenant, SequenceRef sequence,
+                                                 std::optional<uint32_t> layer,
+                                                 std::optional<uint32_t> kv_head) const;
+  // `queries` [group, key_dim] or [query_heads, key_dim]; empty shape: the last the layer has seen.
+  absl::StatusOr<Explanation> Explain(const TenantId& tenant, const LayerQuery& query,
+                                      uint32_t kv_head, uint32_t top) const;
+  // `queries` [layers, query_heads, key_dim]; empty shape: the last each layer has seen.
+  absl::StatusOr<RecallSample> SampleRecall(const TenantId& tenant, SequenceRef sequence,
+                                            std::span<const uint32_t> layers,
+                                            const TensorView& queries,
+                                            const std::optional<ZoneBudget>& budget) const;
+
+  // The wave buffer of `tenant`, for a client with this uid; empty when there is none.
+  std::vector<WaveBufferAccess> WaveBuffers(const TenantId& tenant, int64_t client_uid);
+
+ private:
+  struct Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace wavekv

@@ -1,0 +1,127 @@
+// The narrow waist: what the engine asks of a processor, few verbs, tensors as views.
+//
+// The CPU backend (index/backend/cpu_backend.h) is complete: it is the product without a GPU and
+// the oracle for every other backend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "index/segment.h"
+#include "index/zone/zone_plan.h"
+#include "storage/base/dtype.h"
+
+namespace wavekv {
+
+struct BackendCaps {
+  std::string name;  // "cpu"
+  std::string isa;   // What really runs: "scalar", "avx2", "avx512", ...
+};
+
+// The query heads that share one KV head.
+struct GroupQuery {
+  std::span<const float> queries;  // [group_size, key_dim], finite
+  uint32_t group_size = 0;
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  DType payload_dtype = DType::kBF16;
+  float scale = 0;
+};
+
+// Attention over some set of tokens: normalised output and natural-log mass per query head.
+// Over nothing: out = 0, lse = -inf.
+struct PartialAttention {
+  std::vector<float> out;  // [group_size, value_dim]
+  std::vector<float> lse;  // [group_size]
+};
+
+// The estimation zone with bounds of its true log mass.
+struct EstimatedAttention {
+  PartialAttention attention;
+  std::vector<float> lse_lower;  // [group_size]
+  std::vector<float> lse_upper;  // [group_size]
+};
+
+struct ClusterOptions {
+  uint32_t tokens_per_cluster = 16;
+  uint32_t iterations = 10;
+  uint64_t seed = 0;  // Fixed by the engine: same input, same bits.
+};
+
+// One head's tokens of a segment in order of position.
+struct ClusterInput {
+  uint64_t first_position = 0;
+  uint32_t token_count = 0;
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  DType dtype = DType::kBF16;
+  const std::byte* keys = nullptr;    // [token_count, key_dim], finite
+  const std::byte* values = nullptr;  // [token_count, value_dim], finite
+};
+
+// Thread-safe: every verb may be called from several threads at once. No verb keeps a reference
+// to its arguments. Bad arguments are the engine's bug (CHECK); a Status is for what can fail at
+// run time (no memory, device lost).
+class ComputeBackend {
+ public:
+  virtual ~ComputeBackend() = default;
+
+  virtual BackendCaps Caps() const = 0;
+
+  // Clusters a segment and writes its payload sorted by cluster to keys_out [token_count, key_dim]
+  // and values_out [token_count, value_dim]. Fills everything of the result but uid and
+  // payload_owner. Deterministic: same input and options, same bits, on any number of threads.
+  virtual absl::StatusOr<SegmentHead> ClusterSegment(const ClusterInput& input,
+                                                     const ClusterOptions& options,
+                                                     std::byte* keys_out,
+                                                     std::byte* values_out) = 0;
+
+  // Scores every cluster of `index` for the group.
+  virtual absl::Status RankClusters(HeadIndex index, const GroupQuery& query,
+                                    ClusterScores* scores) = 0;
+
+  // Chooses the zones. `steady_lse` [group_size] is the log mass of the steady zone, which the
+  // coverage and error budgets weigh against; -inf when it is empty.
+  virtual absl::StatusOr<ZonePlan> SelectZones(HeadIndex index, const GroupQuery& query,
+                                               const ClusterScores& scores,
+                                               std::span<const float> steady_lse,
+                                               const ZoneBudget& budget) = 0;
+
+  // Exact attention over rows.
+  virtual absl::Status AttendRows(std::span<const RowRun> rows, const GroupQuery& query,
+                                  PartialAttention* result) = 0;
+
+  // Exact attention over whole clusters (flat indices).
+  virtual absl::Status AttendClusters(HeadIndex index, std::span<const uint32_t> clusters,
+                                      const GroupQuery& query, PartialAttention* result) = 0;
+
+  // The estimation zone (flat indices, scores of the same query), with bounds when `bounds`.
+  virtual absl::Status EstimateClusters(HeadIndex index, std::span<const uint32_t> clusters,
+                                        const GroupQuery& query, const ClusterScores& scores,
+                                        bool bounds, EstimatedAttention* result) = 0;
+};
+
+// Merges b into a by log-sum-exp; the empty attention is the identity.
+void MergePartial(const PartialAttention& b, PartialAttention* a);
+
+// The complete CPU backend.
+std::unique_ptr<ComputeBackend> CreateCpuBackend();
+
+// The rows of flat cluster `cluster` of `index`.
+RowRun ClusterRows(HeadIndex index, uint32_t cluster);
+// Number of clusters in all segments.
+uint32_t ClusterCount(HeadIndex index);
+// Splits a flat cluster index into (segment, cluster in the segment).
+struct ClusterAddress {
+  uint32_t segment_idx = 0;
+  uint32_t cluster_idx = 0;
+};
+ClusterAddress LocateCluster(HeadIndex index, uint32_t cluster);
+
+}  // namespace wavekv

@@ -1,0 +1,53 @@
+// Which clusters a step retrieves, estimates and ignores: pure host values and pure functions, so
+// that the rules are tested without any backend.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "index/segment.h"
+
+namespace wavekv {
+
+enum class BudgetKind : uint8_t { kRatio, kClusters, kCoverage, kError };
+
+inline constexpr double kDefaultRetrievalRatio = 0.018;
+
+// How many clusters the retrieval zone of one KV head gets.
+struct ZoneBudget {
+  BudgetKind kind = BudgetKind::kRatio;
+  // kRatio: fraction of the clusters, rounded up. kClusters: a count. kCoverage: share of the
+  // estimated mass, steady zone excluded. kError: bound of the output error relative to ... see
+  // SelectZones.
+  double value = kDefaultRetrievalRatio;
+  uint32_t clusters_max = 0;     // Cap for kCoverage and kError; 0: 1/8 of the clusters.
+  double estimate_ratio = 1.0;   // Share of the not retrieved clusters that is estimated.
+};
+
+// InvalidArgument naming the field, what was found and what is allowed.
+absl::Status ValidateBudget(const ZoneBudget& budget);
+
+// Ranking of one head's clusters, numbered through the segments in order (a "flat" cluster index).
+struct ClusterScores {
+  uint32_t cluster_count = 0;
+  uint32_t group_size = 0;
+  std::vector<float> logits;  // [group_size, cluster_count] scale * q . stored centroid
+  // [cluster_count] sum over the group of each head's estimated mass share; the larger the sooner.
+  std::vector<float> rank;
+};
+
+struct ZonePlan {
+  std::vector<uint32_t> retrieved;  // Flat cluster indices, best first.
+  std::vector<uint32_t> estimated;  // Flat cluster indices, ascending.
+  uint32_t ignored = 0;             // Neither: estimate_ratio < 1.
+  uint32_t moved_to_estimation = 0; // Wanted for retrieval, estimated instead.
+  bool error_budget_met = false;    // kError only: the bound came under the budget ...
+  bool error_budget_capped = false; // ... or the cap was hit first.
+};
+
+// Moves retrieved clusters from index `keep` on to the estimation zone (they did not fit
+// somewhere) and counts them.
+void MoveTailToEstimation(uint32_t keep, ZonePlan* plan);
+
+}  // namespace wavekv

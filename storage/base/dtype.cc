@@ -1,0 +1,80 @@
+#include "storage/base/dtype.h"
+
+#include <cstring>
+
+namespace wavekv {
+
+float F16ToFloat(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  const uint32_t magnitude = bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) {  // Infinity or NaN.
+    return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  }
+  if (magnitude < 0x400u) {  // Zero or subnormal: magnitude * 2^-24, exact in float.
+    const float value = static_cast<float>(magnitude) * 0x1p-24f;
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(value));
+  }
+  return std::bit_cast<float>(sign | ((magnitude + ((127u - 15u) << 10)) << 13));
+}
+
+uint16_t FloatToF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | 0x7e00u;
+  if (magnitude >= 0x47800000u) return sign | 0x7c00u;  // >= 65536
+  if (magnitude < 0x38800000u) {                        // Below the smallest normal, 2^-14.
+    // Adding 0.5 puts the result's last bit at 2^-24 and lets the FPU round to nearest even.
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return sign | static_cast<uint16_t>(std::bit_cast<uint32_t>(shifted) - 0x3f000000u);
+  }
+  magnitude += 0xfffu + ((magnitude >> 13) & 1u);
+  magnitude -= (127u - 15u) << 23;
+  return sign | static_cast<uint16_t>(magnitude >> 13);  // Carries into infinity by itself.
+}
+
+void ConvertToFloat(DType dtype, const void* source, size_t count, float* target) {
+  if (dtype == DType::kF32) {
+    std::memcpy(target, source, count * sizeof(float));
+    return;
+  }
+  const auto* bytes = static_cast<const std::byte*>(source);
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, bytes + i * 2, 2);
+    target[i] = dtype == DType::kBF16 ? BF16ToFloat(bits) : F16ToFloat(bits);
+  }
+}
+
+void ConvertFromFloat(DType dtype, const float* source, size_t count, void* target) {
+  if (dtype == DType::kF32) {
+    std::memcpy(target, source, count * sizeof(float));
+    return;
+  }
+  auto* bytes = static_cast<std::byte*>(target);
+  for (size_t i = 0; i < count; ++i) {
+    const uint16_t bits = dtype == DType::kBF16 ? FloatToBF16(source[i]) : FloatToF16(source[i]);
+    std::memcpy(bytes + i * 2, &bits, 2);
+  }
+}
+
+size_t FirstNonFinite(DType dtype, const void* source, size_t count) {
+  const auto* bytes = static_cast<const std::byte*>(source);
+  if (dtype == DType::kF32) {
+    for (size_t i = 0; i < count; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, bytes + i * 4, 4);
+      if ((bits & 0x7f800000u) == 0x7f800000u) return i;
+    }
+    return count;
+  }
+  const uint16_t exponent = dtype == DType::kBF16 ? 0x7f80u : 0x7c00u;
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, bytes + i * 2, 2);
+    if ((bits & exponent) == exponent) return i;
+  }
+  return count;
+}
+
+}  // namespace wavekv
