@@ -89,15 +89,17 @@ class Stager {
   // The tenant's buffer, allocated when first asked for. Unavailable: wavebufferd is away.
   virtual absl::StatusOr<WaveBufferAccess> Access(const TenantId& tenant, int64_t client_uid) = 0;
 
-  // Carves the sequence's region. ResourceExhausted names the buffer's size and the flag.
+  // Carves the sequence's region; its block cache is a share of the payload of `max_tokens` tokens.
+  // ResourceExhausted names the buffer's size and the flag.
   virtual absl::Status AttachSequence(const TenantId& tenant, SequenceId sequence,
-                                      const ModelShape& shape) = 0;
+                                      const ModelShape& shape, uint64_t max_tokens) = 0;
   // Gives the region back (wiped before reuse). Unknown sequences are ignored.
   virtual void DetachSequence(SequenceId sequence) = 0;
 
   // Stages one layer's step. Runs with a cached block are not copied. Rows staged by steps after
   // `completed_step` stay untouched. Misses are admitted to the block cache afterwards.
-  // FailedPrecondition: not attached. ResourceExhausted: the steady rows alone do not fit.
+  // FailedPrecondition: not attached. InvalidArgument: `completed_step` was never staged.
+  // ResourceExhausted: the steady rows alone do not fit. Unavailable: wavebufferd is away.
   virtual absl::StatusOr<StagedStep> Stage(SequenceId sequence, uint32_t layer,
                                            uint64_t completed_step,
                                            std::span<const StageHead> heads) = 0;
