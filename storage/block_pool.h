@@ -30,8 +30,8 @@ class Run {
   Run& operator=(const Run&) = delete;
 
   std::byte* data() const;
-  uint64_t offset() const { return offset_; }        // In the arena's memfd.
-  uint64_t bytes() const { return bytes_; }          // Occupied, alignment included.
+  uint64_t offset() const { return offset_; }                // In the arena's memfd.
+  uint64_t bytes() const { return bytes_; }                  // Occupied, alignment included.
   uint64_t payload_bytes() const { return payload_bytes_; }  // Asked for.
   const Arena& arena() const { return *arena_; }
 

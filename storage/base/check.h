@@ -10,9 +10,9 @@ namespace wavekv {
 
 }  // namespace wavekv
 
-#define WAVEKV_CHECK(condition, message)                                    \
-  do {                                                                      \
-    if (!(condition)) [[unlikely]] {                                        \
-      ::wavekv::CheckFailed(#condition, __FILE__, __LINE__, message);       \
-    }                                                                       \
+#define WAVEKV_CHECK(condition, message)                              \
+  do {                                                                \
+    if (!(condition)) [[unlikely]] {                                  \
+      ::wavekv::CheckFailed(#condition, __FILE__, __LINE__, message); \
+    }                                                                 \
   } while (false)

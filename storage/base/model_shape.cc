@@ -26,9 +26,9 @@ absl::Status ValidateModelShape(const ModelShape& shape) {
     if (!status.ok()) return status;
   }
   if (shape.query_head_count % shape.kv_head_count != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model shape: query_head_count is ", shape.query_head_count,
-        ", expected a multiple of kv_head_count (", shape.kv_head_count, ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("model shape: query_head_count is ", shape.query_head_count,
+                     ", expected a multiple of kv_head_count (", shape.kv_head_count, ")"));
   }
   if (!std::isfinite(shape.softmax_scale) || shape.softmax_scale <= 0) {
     return absl::InvalidArgumentError(absl::StrCat("model shape: softmax_scale is ",
@@ -36,9 +36,8 @@ absl::Status ValidateModelShape(const ModelShape& shape) {
                                                    ", expected a finite number above 0"));
   }
   if (shape.model_id.size() > 256) {
-    return absl::InvalidArgumentError(absl::StrCat("model shape: model_id has ",
-                                                   shape.model_id.size(),
-                                                   " bytes, expected at most 256"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model shape: model_id has ", shape.model_id.size(), " bytes, expected at most 256"));
   }
   return absl::OkStatus();
 }

@@ -7,10 +7,10 @@
 #include "absl/status/statusor.h"
 
 // Returns from the enclosing function when `expr`, an absl::Status, is not OK.
-#define WAVEKV_RETURN_IF_ERROR(expr)                   \
-  do {                                                 \
-    absl::Status wavekv_status_ = (expr);              \
-    if (!wavekv_status_.ok()) return wavekv_status_;   \
+#define WAVEKV_RETURN_IF_ERROR(expr)                 \
+  do {                                               \
+    absl::Status wavekv_status_ = (expr);            \
+    if (!wavekv_status_.ok()) return wavekv_status_; \
   } while (false)
 
 #define WAVEKV_CONCAT_INNER_(a, b) a##b
