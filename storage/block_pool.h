@@ -71,7 +71,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   // Reserves `reserved_bytes` for `tenant` (of which the arena's file takes `arena_bytes`; the
   // rest is for the index in process memory) and creates the arena.
   // ResourceExhausted: over the daemon's or the tenant's limit; the text says what was asked, what
-  // is free, who holds how much and which flag to change. `label` names the holder.
+  // is free, who holds how much and which flag to change. `label` names the holder. Sizes are
+  // charged in whole pages. InvalidArgument: arena_bytes is 0 or more than reserved_bytes.
   absl::StatusOr<std::shared_ptr<Arena>> CreateArena(const TenantId& tenant, uint64_t arena_bytes,
                                                      uint64_t reserved_bytes, std::string label);
 
@@ -109,6 +110,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   friend class Run;
   struct Impl;
   explicit Arena(std::unique_ptr<Impl> impl);
+  static absl::Status MapMemory(Impl* impl);
   void Free(uint64_t offset, uint64_t bytes, uint64_t payload_bytes);
   std::byte* base() const;
   const std::unique_ptr<Impl> impl_;
