@@ -1,0 +1,55 @@
+// mock_decoder: finds planted needles in a long context with exact attention. See --help.
+
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "tests/mock_decoder/modes.h"
+
+namespace wavekv::mock {
+namespace {
+
+constexpr char kDescription[] =
+    "A deterministic decoder that hides facts in a long context and asks for them.\n"
+    "Exit code: 0 when every needle was found, 1 when one was missed, 2 when the run itself "
+    "failed.";
+
+int Main(int argc, char** argv) {
+  RunOptions options;
+  bool json = false;
+  const std::map<std::string, Mode> modes = {{"exact", Mode::kExact}};
+  const std::map<std::string, DType> dtypes = {
+      {"bf16", DType::kBF16}, {"f16", DType::kF16}, {"f32", DType::kF32}};
+
+  CLI::App app(kDescription);
+  app.add_option("--mode", options.mode, "exact")
+      ->transform(CLI::CheckedTransformer(modes))
+      ->default_str("exact");
+  app.add_option("--tokens", options.world.token_count, "Tokens of the prefill")
+      ->capture_default_str();
+  app.add_option("--needles", options.world.needle_count, "Facts to hide and ask for")
+      ->capture_default_str();
+  app.add_option("--seed", options.world.model.seed, "Of weights, tokens and needles")
+      ->capture_default_str();
+  app.add_option("--layers", options.world.model.layer_count, "At least 4")->capture_default_str();
+  app.add_option("--dtype", options.world.model.dtype, "bf16, f16 or f32")
+      ->transform(CLI::CheckedTransformer(dtypes))
+      ->default_str("bf16");
+  app.add_flag("--json", json, "The last line of output is one JSON object");
+  CLI11_PARSE(app, argc, argv);
+
+  const absl::StatusOr<Report> report = RunMode(options);
+  if (!report.ok()) {
+    std::fprintf(stderr, "mock_decoder: %s\n", report.status().ToString().c_str());
+    return 2;
+  }
+  std::fputs(json ? (report->ToJson() + "\n").c_str() : report->ToText().c_str(), stdout);
+  return report->missed_positions.empty() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace wavekv::mock
+
+int main(int argc, char** argv) { return wavekv::mock::Main(argc, argv); }

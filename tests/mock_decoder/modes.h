@@ -1,0 +1,25 @@
+// The modes of the mock decoder, from options to report.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "tests/mock_decoder/report.h"
+#include "tests/mock_decoder/world.h"
+
+namespace wavekv::mock {
+
+enum class Mode {
+  kExact,  // Own attention over every token; no daemon.
+};
+
+struct RunOptions {
+  Mode mode = Mode::kExact;
+  WorldConfig world;
+};
+
+// Runs one mode. Fails with a status when something did not work at all; missed needles are in the
+// report.
+absl::StatusOr<Report> RunMode(const RunOptions& options);
+
+}  // namespace wavekv::mock
