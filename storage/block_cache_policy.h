@@ -1,0 +1,69 @@
+// Which blocks lie in which slots of a block cache. Bookkeeping only: whoever owns the slots'
+// memory, on a device or in a host buffer, copies the bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace wavekv {
+
+// One block of one segment. A segment's uid is unique in the daemon's life and already stands for
+// its sequence, layer and KV head.
+struct BlockKey {
+  uint64_t segment_uid = 0;
+  uint32_t block = 0;
+
+  friend bool operator==(const BlockKey&, const BlockKey&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const BlockKey& key) {
+    return H::combine(std::move(h), key.segment_uid, key.block);
+  }
+};
+
+struct BlockCacheCounters {
+  uint64_t hits = 0;      // hits + misses = look-ups.
+  uint64_t misses = 0;    // Blocks that are being filled count as missed.
+  uint64_t admitted = 0;  // Slots handed out to be filled.
+  uint64_t refused = 0;   // Admissions that found every slot in use.
+  uint64_t evicted = 0;   // Blocks that gave way to an admission.
+  uint64_t erased = 0;    // Blocks that left with their segment.
+};
+
+// The life of a slot: free -> (Admit) filling -> (Publish) filled -> (eviction or EraseSegment)
+// free. A slot that a step may still read is handed out again only once that step is completed.
+// Steps are the caller's, counted up. Not thread-safe: the cache's owner holds its lock.
+class BlockCachePolicy {
+ public:
+  virtual ~BlockCachePolicy() = default;
+
+  // The slot that holds `key`, filled, or nullopt. `step` reads it: it stays until a later call's
+  // completed_step reaches `step`.
+  virtual std::optional<uint32_t> Lookup(const BlockKey& key, uint64_t step) = 0;
+
+  // A slot for the caller to fill with `key`, or nullopt: `key` is there or on its way already, or
+  // every slot is being filled or read by a step after `completed_step`.
+  virtual std::optional<uint32_t> Admit(const BlockKey& key, uint64_t completed_step) = 0;
+
+  // Ends the filling of a slot that Admit gave. `filled`: the bytes are all there, look-ups find
+  // them from now on; otherwise the slot is free again. Returns false when nothing was published,
+  // because the copy failed or the segment was erased meanwhile.
+  virtual bool Publish(uint32_t slot, bool filled = true) = 0;
+
+  // Forgets all blocks of a segment. Steps under way may still read them, so their slots are free
+  // only once every step known now is completed.
+  virtual void EraseSegment(uint64_t segment_uid) = 0;
+
+  virtual uint32_t slot_count() const = 0;
+  // Filled slots.
+  virtual uint32_t block_count() const = 0;
+  virtual const BlockCacheCounters& counters() const = 0;
+};
+
+// Least recently used first. Every operation is O(1), EraseSegment O(1) per block of the segment.
+// Exact while the steps given to Lookup do not decrease; otherwise an admission may be refused
+// although a slot is idle, but a slot in use is never given away.
+std::unique_ptr<BlockCachePolicy> MakeLruBlockCachePolicy(uint32_t slot_count);
+
+}  // namespace wavekv
