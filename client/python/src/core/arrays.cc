@@ -1,0 +1,153 @@
+#include "client/python/src/core/arrays.h"
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace wavekv::python {
+namespace py = pybind11;
+namespace {
+
+// The DLPack 0.x ABI (dmlc/dlpack, dlpack.h): what `__dlpack__` puts into its capsule.
+struct DlDevice {
+  int32_t device_type;
+  int32_t device_id;
+};
+struct DlDataType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+struct DlTensor {
+  void* data;
+  DlDevice device;
+  int32_t ndim;
+  DlDataType dtype;
+  int64_t* shape;
+  int64_t* strides;  // In elements; null: compact row-major.
+  uint64_t byte_offset;
+};
+struct DlManagedTensor {
+  DlTensor tensor;
+  void* manager_context;
+  void (*deleter)(DlManagedTensor*);
+};
+constexpr int32_t kDlCpu = 1;
+constexpr int32_t kDlCudaHost = 3;
+constexpr uint8_t kDlFloat = 2;
+constexpr uint8_t kDlBfloat = 4;
+constexpr int kRankMax = 4;
+
+[[noreturn]] void Fail(const char* what, const std::string& text) {
+  throw py::value_error(std::string(what) + ": " + text);
+}
+
+DType NumpyDType(const py::dtype& dtype, const char* what) {
+  const auto name = py::cast<std::string>(dtype.attr("name"));
+  if (name == "float32") return DType::kF32;
+  if (name == "float16") return DType::kF16;
+  if (name == "bfloat16") return DType::kBF16;
+  throw py::type_error(std::string(what) + ": dtype is " + name +
+                       ", expected float32, float16 or ml_dtypes.bfloat16");
+}
+
+BorrowedTensor BorrowNumpy(const py::object& object, const char* what) {
+  py::object array = object;
+  if (!py::cast<bool>(array.attr("flags").attr("c_contiguous"))) {
+    array = py::module_::import("numpy").attr("ascontiguousarray")(array);
+  }
+  const auto view = py::cast<py::array>(array);
+  BorrowedTensor borrowed;
+  borrowed.tensor.dtype = NumpyDType(view.dtype(), what);
+  borrowed.tensor.shape.assign(view.shape(), view.shape() + view.ndim());
+  borrowed.tensor.data = view.data();
+  borrowed.owner = view;
+  return borrowed;
+}
+
+bool IsCompact(const DlTensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  int64_t expected = 1;
+  for (int32_t axis = tensor.ndim - 1; axis >= 0; --axis) {
+    if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) return false;
+    expected *= tensor.shape[axis];
+  }
+  return true;
+}
+
+DType DlPackDType(DlDataType dtype, const char* what) {
+  if (dtype.lanes == 1) {
+    if (dtype.code == kDlFloat && dtype.bits == 32) return DType::kF32;
+    if (dtype.code == kDlFloat && dtype.bits == 16) return DType::kF16;
+    if (dtype.code == kDlBfloat && dtype.bits == 16) return DType::kBF16;
+  }
+  throw py::type_error(std::string(what) + ": DLPack type code " + std::to_string(dtype.code) +
+                       " with " + std::to_string(dtype.bits) +
+                       " bits, expected float32, float16 "
+                       "or bfloat16");
+}
+
+// Copies a strided tensor into a compact row-major buffer.
+void CopyStrided(const DlTensor& tensor, int axis, const std::byte* source, size_t element_bytes,
+                 std::byte** target) {
+  if (axis == tensor.ndim) {
+    std::memcpy(*target, source, element_bytes);
+    *target += element_bytes;
+    return;
+  }
+  for (int64_t i = 0; i < tensor.shape[axis]; ++i) {
+    CopyStrided(tensor, axis + 1, source + i * tensor.strides[axis] * element_bytes, element_bytes,
+                target);
+  }
+}
+
+BorrowedTensor BorrowDlPack(const py::object& object, const char* what) {
+  py::object capsule = object.attr("__dlpack__")();
+  auto* managed = static_cast<DlManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  if (managed == nullptr) throw py::error_already_set();
+  const DlTensor& tensor = managed->tensor;
+  if (tensor.device.device_type != kDlCpu && tensor.device.device_type != kDlCudaHost) {
+    Fail(what, "lies on DLPack device type " + std::to_string(tensor.device.device_type) +
+                   ", expected host memory (1 or 3)");
+  }
+  if (tensor.ndim < 0 || tensor.ndim > kRankMax) {
+    Fail(what, "has rank " + std::to_string(tensor.ndim) + ", expected at most 4");
+  }
+  BorrowedTensor borrowed;
+  borrowed.tensor.dtype = DlPackDType(tensor.dtype, what);
+  borrowed.tensor.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+  const auto* data = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+  if (IsCompact(tensor)) {
+    borrowed.tensor.data = data;
+    borrowed.owner = capsule;  // Not consumed: the capsule's own destructor releases the tensor.
+    return borrowed;
+  }
+  py::bytearray copy(std::string(borrowed.tensor.bytes(), '\0'));
+  auto* target = reinterpret_cast<std::byte*>(PyByteArray_AsString(copy.ptr()));
+  borrowed.tensor.data = target;
+  CopyStrided(tensor, 0, data, DTypeBytes(borrowed.tensor.dtype), &target);
+  borrowed.owner = copy;
+  return borrowed;
+}
+
+}  // namespace
+
+BorrowedTensor Borrow(const py::object& array, const char* what) {
+  if (py::isinstance<py::array>(array)) return BorrowNumpy(array, what);
+  if (py::hasattr(array, "__dlpack__")) return BorrowDlPack(array, what);
+  throw py::type_error(std::string(what) + ": is a " +
+                       py::cast<std::string>(py::type::of(array).attr("__name__")) +
+                       ", expected a numpy array or an object with __dlpack__");
+}
+
+py::array_t<float> ToNumpy(const std::vector<float>& data, std::vector<int64_t> shape) {
+  py::array_t<float> array(std::move(shape));
+  if (static_cast<size_t>(array.size()) != data.size()) {
+    throw py::value_error("reply holds " + std::to_string(data.size()) + " values, expected " +
+                          std::to_string(array.size()));
+  }
+  if (!data.empty()) std::memcpy(array.mutable_data(), data.data(), data.size() * sizeof(float));
+  return array;
+}
+
+}  // namespace wavekv::python
