@@ -1,0 +1,40 @@
+"""Fixtures: daemons on sockets in a temporary directory of their own."""
+
+import sys
+import pathlib
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+from daemons import Daemon  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def wave_buffer_address(tmp_path_factory):
+    address = f"unix:{tmp_path_factory.mktemp('wavebufferd')}/s"
+    daemon = Daemon("wavebufferd", f"--listen={address}", "--backend=host", "--bytes_max=1GiB")
+    yield address
+    assert daemon.stop() == 0, daemon.log
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory, wave_buffer_address):
+    """A daemon with a wave buffer that all tests of a run may share."""
+    address = f"unix:{tmp_path_factory.mktemp('wavekvd')}/s"
+    daemon = Daemon(
+        "wavekvd", f"--listen={address}", "--pool_bytes=2GiB", f"--wave_buffer={wave_buffer_address}"
+    )
+    yield address
+    assert daemon.stop() == 0, daemon.log
+
+
+@pytest.fixture
+def private_daemon(tmp_path):
+    """A daemon of one test, which may stop or kill it. Yields (address, daemon)."""
+    address = f"unix:{tmp_path}/s"
+    daemon = Daemon("wavekvd", f"--listen={address}", "--pool_bytes=256MiB")
+    yield address, daemon
+    daemon.stop()
