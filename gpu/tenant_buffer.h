@@ -1,0 +1,68 @@
+// One tenant's wave buffer, mapped writable: its header, its directory and its regions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gpu/buffer_layout.h"
+#include "storage/base/ids.h"
+#include "storage/base/mutex.h"
+#include "storage/base/shared_memory.h"
+#include "storage/best_fit_allocator.h"
+
+namespace wavekv {
+
+// Where a region lies, from the start of the buffer.
+struct RegionPlace {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  uint32_t directory_idx = 0;
+};
+
+// Thread-safe.
+class TenantBuffer {
+ public:
+  // Takes a zeroed, writable mapping and writes header and directory into it.
+  // InvalidArgument: too small for a directory of `regions_max` and one page more.
+  static absl::StatusOr<std::shared_ptr<TenantBuffer>> Create(Mapping mapping,
+                                                              uint32_t regions_max);
+  // What Create needs at least.
+  static uint64_t BytesMin(uint32_t regions_max);
+  TenantBuffer(const TenantBuffer&) = delete;
+  TenantBuffer& operator=(const TenantBuffer&) = delete;
+
+  // A zeroed piece of at least `bytes`, a multiple of pages. ResourceExhausted: says what is free.
+  absl::StatusOr<RegionPlace> Carve(uint64_t bytes);
+  // Enters a region in the directory, where readers find it, once its header is written.
+  void Announce(const RegionPlace& place, SequenceId sequence);
+  // Takes it out again, before the region is wiped.
+  void Withdraw(const RegionPlace& place);
+  // Gives a wiped piece back.
+  void Return(const RegionPlace& place);
+
+  // Tells readers that nothing is staged here any more.
+  void Close();
+
+  std::byte* data() const { return mapping_.data(); }
+  uint64_t bytes() const { return mapping_.bytes(); }
+  uint64_t free_bytes() const;
+
+ private:
+  TenantBuffer(Mapping mapping, uint32_t regions_max, uint64_t regions_offset);
+  BufferHeader* header() const { return reinterpret_cast<BufferHeader*>(data()); }
+  DirectoryEntry* entry(uint32_t idx) const {
+    return reinterpret_cast<DirectoryEntry*>(data() + kBufferPageBytes) + idx;
+  }
+
+  const Mapping mapping_;
+  mutable Mutex mutex_;
+  const uint64_t regions_offset_;                       // Header and directory lie before it.
+  BestFitAllocator allocator_ ABSL_GUARDED_BY(mutex_);  // Offsets from regions_offset_.
+  std::vector<uint32_t> free_entries_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace wavekv

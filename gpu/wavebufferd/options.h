@@ -1,0 +1,36 @@
+// What an operator can set about wavebufferd; checked once, immutable after start.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace wavekv {
+
+struct WavebufferdOptions {
+  std::string backend = "host";
+  std::string listen;  // "unix:/path"
+  uint64_t bytes_max = 0;
+  int64_t lease_ms = 10'000;
+  uint32_t threads_max = 8;  // Of gRPC.
+};
+
+inline constexpr int64_t kLeaseMsMin = 100;
+inline constexpr int64_t kLeaseMsMax = 3'600'000;
+inline constexpr uint32_t kThreadsMin = 4;
+inline constexpr uint32_t kThreadsMax = 256;
+inline constexpr uint64_t kBytesMaxMin = uint64_t{1} << 20;
+
+// InvalidArgument names the flag, what was found and what is allowed.
+absl::Status ValidateWavebufferdOptions(const WavebufferdOptions& options);
+
+// In $XDG_RUNTIME_DIR/wavekv, or in /run/wavekv.
+std::string DefaultWavebufferdAddress();
+
+// "8GiB", "512MiB", "64KiB", "1TiB" or plain bytes.
+absl::StatusOr<uint64_t> ParseByteCount(absl::string_view text);
+
+}  // namespace wavekv
