@@ -110,7 +110,8 @@ std::optional<uint64_t> ReadNumberFile(const std::string& path) {
 
 std::optional<uint64_t> FindKeyedNumber(absl::string_view text, absl::string_view key) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    const std::vector<absl::string_view> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
     uint64_t value = 0;
     if (words.size() >= 2 && words[0] == key && absl::SimpleAtoi(words[1], &value)) return value;
   }
