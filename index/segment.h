@@ -11,8 +11,8 @@
 
 namespace wavekv {
 
-inline constexpr uint32_t kBlockTokens = 8;                           // Unit of the block cache.
-inline constexpr uint32_t kClusterTokensMax = 4 * kBlockTokens;       // Larger ones are split.
+inline constexpr uint32_t kBlockTokens = 8;                      // Unit of the block cache.
+inline constexpr uint32_t kClusterTokensMax = 4 * kBlockTokens;  // Larger ones are split.
 
 // Index element type: 16 bit. The payload's own type where that has 16 bits, else bf16, which has
 // the range of f32.
@@ -43,6 +43,8 @@ struct SegmentHead {
   std::vector<float> radii;           // [cluster_count] max |key - stored centroid|, rounded up
   std::vector<float> deltas;          // [cluster_count] |mean key - stored centroid|, rounded up
   std::vector<float> value_radii;     // [cluster_count] max |value - stored value mean|, rounded up
+  float centroid_norm_max = 0;        // Largest |stored centroid|: scales the rounding of a score.
+  float value_norm_max = 0;           // Largest |stored value mean|.
   std::vector<uint32_t> first_row;    // [cluster_count + 1]
   std::vector<uint32_t> first_block;  // [cluster_count + 1]
   std::vector<uint16_t> row_to_offset;  // [token_count] position of a row minus first_position

@@ -18,11 +18,13 @@ inline constexpr double kDefaultRetrievalRatio = 0.018;
 struct ZoneBudget {
   BudgetKind kind = BudgetKind::kRatio;
   // kRatio: fraction of the clusters, rounded up. kClusters: a count. kCoverage: share of the
-  // estimated mass, steady zone excluded. kError: bound of the output error relative to ... see
-  // SelectZones.
+  // estimated mass, steady zone excluded. kError: bound of |output - exact output| of every query
+  // head, relative to the length of the KV head's longest value (see error_bound.h).
   double value = kDefaultRetrievalRatio;
-  uint32_t clusters_max = 0;     // Cap for kCoverage and kError; 0: 1/8 of the clusters.
-  double estimate_ratio = 1.0;   // Share of the not retrieved clusters that is estimated.
+  uint32_t clusters_max = 0;  // Cap for kCoverage and kError; 0: 1/8 of the clusters, rounded up.
+  // Share of the not retrieved clusters that is estimated, best first, rounded up. 1 for kError:
+  // no bound covers what is ignored.
+  double estimate_ratio = 1.0;
 };
 
 // InvalidArgument naming the field, what was found and what is allowed.
@@ -41,13 +43,14 @@ struct ZonePlan {
   std::vector<uint32_t> retrieved;  // Flat cluster indices, best first.
   std::vector<uint32_t> estimated;  // Flat cluster indices, ascending.
   uint32_t ignored = 0;             // Neither: estimate_ratio < 1.
-  uint32_t moved_to_estimation = 0; // Wanted for retrieval, estimated instead.
-  bool error_budget_met = false;    // kError only: the bound came under the budget ...
-  bool error_budget_capped = false; // ... or the cap was hit first.
+  // Wanted for retrieval, estimated instead: beyond the cap of kCoverage, or moved later.
+  uint32_t moved_to_estimation = 0;
+  bool error_budget_met = false;     // kError only: the bound came under the budget ...
+  bool error_budget_capped = false;  // ... or the cap was hit first.
 };
 
 // Moves retrieved clusters from index `keep` on to the estimation zone (they did not fit
-// somewhere) and counts them.
+// somewhere) and counts them. An error budget that was met no longer is.
 void MoveTailToEstimation(uint32_t keep, ZonePlan* plan);
 
 }  // namespace wavekv

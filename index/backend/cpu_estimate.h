@@ -1,0 +1,33 @@
+// The estimation zone on the CPU: a cluster is one pseudo-token with the stored centroid's score
+// plus log(size) and the stored value mean.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "index/backend/compute_backend.h"
+#include "index/simd/kernels.h"
+
+namespace wavekv {
+
+// A cluster of the estimation zone.
+struct EstimatedCluster {
+  const SegmentHead* segment = nullptr;
+  uint32_t cluster_idx = 0;  // In the segment.
+  uint32_t flat_idx = 0;     // In the scores.
+};
+
+// `clusters` are flat indices, ascending.
+std::vector<EstimatedCluster> LocateEstimated(HeadIndex index, std::span<const uint32_t> clusters);
+
+void EstimateOutput(const simd::Kernels& kernels, std::span<const EstimatedCluster> clusters,
+                    const GroupQuery& query, const ClusterScores& scores, PartialAttention* result);
+
+// Bounds of the true log mass of all clusters together, slack for every rounding included.
+// lower, upper [group_size]; reaches [group_size] from QueryReach.
+void BoundEstimate(const simd::Kernels& kernels, std::span<const EstimatedCluster> clusters,
+                   std::span<const double> reaches, const ClusterScores& scores,
+                   std::vector<float>* lower, std::vector<float>* upper);
+
+}  // namespace wavekv

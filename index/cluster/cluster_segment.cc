@@ -1,0 +1,153 @@
+#include "index/cluster/cluster_segment.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "index/cluster/partition.h"
+#include "storage/base/check.h"
+#include "storage/base/dtype.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv {
+namespace {
+
+// Far above what double arithmetic over a cluster loses, far below what matters.
+constexpr double kDoubleSlack = 0x1p-45;
+
+// The smallest float not below `value` (and one more, for the double's own rounding); finite.
+float RoundUp(double value) {
+  if (value == 0) return 0;
+  constexpr float kMax = std::numeric_limits<float>::max();
+  if (value >= kMax) return kMax;
+  return std::min(kMax, std::nextafter(static_cast<float>(value), kMax));
+}
+
+uint16_t RoundToIndex(DType dtype, double value) {
+  const double limit = dtype == DType::kF16 ? 65504.0 : 0x1.fep127;  // Largest finite ones.
+  const auto clamped = static_cast<float>(std::clamp(value, -limit, limit));
+  return dtype == DType::kF16 ? FloatToF16(clamped) : FloatToBF16(clamped);
+}
+
+float IndexToFloat(DType dtype, uint16_t bits) {
+  return dtype == DType::kF16 ? F16ToFloat(bits) : BF16ToFloat(bits);
+}
+
+// What one cluster's rows have in common.
+struct RowSummary {
+  std::vector<uint16_t> stored_mean;  // [dim]
+  float radius = 0;                   // Largest distance of a row from the stored mean.
+  float delta = 0;                    // Distance of the exact mean from the stored one.
+  float norm = 0;                     // Length of the stored mean.
+};
+
+// `rows` [row_count, dim].
+RowSummary Summarise(const float* rows, uint32_t row_count, uint32_t dim, DType index_dtype) {
+  std::vector<double> mean(dim, 0);
+  for (uint32_t r = 0; r < row_count; ++r) {
+    for (uint32_t j = 0; j < dim; ++j) mean[j] += rows[size_t{r} * dim + j];
+  }
+  RowSummary summary;
+  summary.stored_mean.resize(dim);
+  std::vector<double> stored(dim);
+  double delta_squared = 0, norm_squared = 0;
+  for (uint32_t j = 0; j < dim; ++j) {
+    mean[j] /= row_count;
+    summary.stored_mean[j] = RoundToIndex(index_dtype, mean[j]);
+    stored[j] = IndexToFloat(index_dtype, summary.stored_mean[j]);
+    delta_squared += (mean[j] - stored[j]) * (mean[j] - stored[j]);
+    norm_squared += stored[j] * stored[j];
+  }
+  double radius_squared = 0;
+  for (uint32_t r = 0; r < row_count; ++r) {
+    double distance_squared = 0;
+    for (uint32_t j = 0; j < dim; ++j) {
+      const double difference = rows[size_t{r} * dim + j] - stored[j];
+      distance_squared += difference * difference;
+    }
+    radius_squared = std::max(radius_squared, distance_squared);
+  }
+  const double norm = std::sqrt(norm_squared), radius = std::sqrt(radius_squared);
+  summary.radius = RoundUp(radius);
+  summary.delta = RoundUp(std::sqrt(delta_squared) + kDoubleSlack * (norm + radius));
+  summary.norm = RoundUp(norm);
+  return summary;
+}
+
+// Copies the rows named by `order` one after the other.
+void GatherRows(const std::byte* rows, std::span<const uint16_t> order, size_t row_bytes,
+                std::byte* out) {
+  for (size_t r = 0; r < order.size(); ++r) {
+    std::memcpy(out + r * row_bytes, rows + order[r] * row_bytes, row_bytes);
+  }
+}
+
+SegmentHead LayOutRows(const ClusterInput& input, const std::vector<ClusterMembers>& clusters) {
+  SegmentHead head;
+  head.first_position = input.first_position;
+  head.token_count = input.token_count;
+  head.cluster_count = static_cast<uint32_t>(clusters.size());
+  head.key_dim = input.key_dim;
+  head.value_dim = input.value_dim;
+  head.payload_dtype = input.dtype;
+  head.index_dtype = IndexDType(input.dtype);
+  head.first_row.push_back(0);
+  head.first_block.push_back(0);
+  head.row_to_offset.reserve(input.token_count);
+  for (const ClusterMembers& members : clusters) {
+    const auto size = static_cast<uint32_t>(members.size());
+    WAVEKV_CHECK(size >= 1 && size <= kClusterTokensMax, "cluster size");
+    for (const uint32_t m : members) head.row_to_offset.push_back(static_cast<uint16_t>(m));
+    head.sizes.push_back(static_cast<uint16_t>(size));
+    head.first_row.push_back(head.first_row.back() + size);
+    head.first_block.push_back(head.first_block.back() + (size + kBlockTokens - 1) / kBlockTokens);
+  }
+  WAVEKV_CHECK(head.first_row.back() == input.token_count, "cluster sizes sum to the segment");
+  return head;
+}
+
+}  // namespace
+
+absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
+                                                const ClusterInput& input,
+                                                const ClusterOptions& options, std::byte* keys_out,
+                                                std::byte* values_out) {
+  WAVEKV_CHECK(input.token_count >= 1 && input.token_count <= 65536,
+               "a segment has 1 to 65536 tokens: row_to_offset has 16 bits");
+  std::vector<float> keys(size_t{input.token_count} * input.key_dim);
+  kernels.to_float(input.dtype, input.keys, keys.size(), keys.data());
+  WAVEKV_ASSIGN_OR_RETURN(const std::vector<ClusterMembers> clusters,
+                          PartitionKeys(kernels, keys, input.token_count, input.key_dim, options));
+
+  SegmentHead head = LayOutRows(input, clusters);
+  const size_t element = DTypeBytes(input.dtype);
+  GatherRows(input.keys, head.row_to_offset, input.key_dim * element, keys_out);
+  GatherRows(input.values, head.row_to_offset, input.value_dim * element, values_out);
+  head.keys = keys_out;
+  head.values = values_out;
+
+  std::vector<float> values(size_t{input.token_count} * input.value_dim);
+  kernels.to_float(input.dtype, keys_out, keys.size(), keys.data());
+  kernels.to_float(input.dtype, values_out, values.size(), values.data());
+  for (uint32_t c = 0; c < head.cluster_count; ++c) {
+    const size_t row = head.first_row[c];
+    const RowSummary key =
+        Summarise(&keys[row * input.key_dim], head.sizes[c], input.key_dim, head.index_dtype);
+    const RowSummary value =
+        Summarise(&values[row * input.value_dim], head.sizes[c], input.value_dim, head.index_dtype);
+    head.centroids.insert(head.centroids.end(), key.stored_mean.begin(), key.stored_mean.end());
+    head.value_means.insert(head.value_means.end(), value.stored_mean.begin(),
+                            value.stored_mean.end());
+    head.radii.push_back(key.radius);
+    head.deltas.push_back(key.delta);
+    head.value_radii.push_back(value.radius);
+    head.centroid_norm_max = std::max(head.centroid_norm_max, key.norm);
+    head.value_norm_max = std::max(head.value_norm_max, value.norm);
+  }
+  return head;
+}
+
+}  // namespace wavekv

@@ -1,0 +1,19 @@
+// Builds one head's segment: partition, payload in cluster order, index arrays.
+#pragma once
+
+#include <cstddef>
+
+#include "absl/status/statusor.h"
+#include "index/backend/compute_backend.h"
+#include "index/segment.h"
+#include "index/simd/kernels.h"
+
+namespace wavekv {
+
+// ComputeBackend::ClusterSegment on the CPU, in the caller's thread.
+absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
+                                                const ClusterInput& input,
+                                                const ClusterOptions& options, std::byte* keys_out,
+                                                std::byte* values_out);
+
+}  // namespace wavekv

@@ -1,0 +1,26 @@
+// Divides the tokens of one head's segment into clusters.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "index/backend/compute_backend.h"
+#include "index/cluster/split.h"
+#include "index/simd/kernels.h"
+
+namespace wavekv {
+
+// Clusters of the tokens whose keys are `keys` [token_count, dim]: none empty, none larger than
+// kClusterTokensMax, each token in exactly one; clusters in order of their first token.
+//
+// Keys are centred by their mean and clustered by spherical k-means from evenly spaced initial
+// centroids; large clusters are split; then keys that lie far from their cluster's mean become
+// clusters of their own (docs/decisions/003-outliers.md).
+absl::StatusOr<std::vector<ClusterMembers>> PartitionKeys(const simd::Kernels& kernels,
+                                                          std::span<const float> keys,
+                                                          uint32_t token_count, uint32_t dim,
+                                                          const ClusterOptions& options);
+
+}  // namespace wavekv

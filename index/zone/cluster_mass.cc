@@ -1,0 +1,41 @@
+#include "index/zone/cluster_mass.h"
+
+#include <array>
+
+namespace wavekv {
+namespace {
+
+// Unit round-off of float32, and of what rounds a double sum of squares.
+constexpr double kFloatUnit = 0x1p-24;
+constexpr double kReachSlack = 1e-6;
+
+std::array<float, kClusterTokensMax + 1> MakeLogTable() {
+  std::array<float, kClusterTokensMax + 1> table{};
+  for (uint32_t size = 0; size <= kClusterTokensMax; ++size) {
+    table[size] = static_cast<float>(std::log(static_cast<double>(size)));
+  }
+  return table;
+}
+
+}  // namespace
+
+float LogSize(uint16_t size) {
+  static const std::array<float, kClusterTokensMax + 1> table = MakeLogTable();
+  if (size <= kClusterTokensMax) return table[size];
+  return static_cast<float>(std::log(static_cast<double>(size)));
+}
+
+double QueryReach(std::span<const float> query, float scale) {
+  double sum = 0;
+  for (const float x : query) sum += static_cast<double>(x) * x;
+  return std::sqrt(sum) * scale * (1 + kReachSlack);
+}
+
+double ScoreSlack(const SegmentHead& segment, double reach) {
+  // n products summed in any order err by at most n u / (1 - n u) of the sum of magnitudes, which
+  // is at most |q| |c'|; two more roundings scale it and round log(size), whose own size is < 8.
+  const double roundings = segment.key_dim + 4.0;
+  return 1.01 * kFloatUnit * (roundings * reach * segment.centroid_norm_max + 8.0);
+}
+
+}  // namespace wavekv

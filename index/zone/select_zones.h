@@ -1,0 +1,18 @@
+// Chooses the zones of one KV head for a step: a pure function of the index's summary, the scores
+// and the budget.
+#pragma once
+
+#include <span>
+
+#include "index/segment.h"
+#include "index/zone/zone_plan.h"
+
+namespace wavekv {
+
+// `reaches` [group_size] from QueryReach and `steady_lse` [group_size] matter to an error budget
+// alone. Clusters of equal rank go in order of their flat index. Fewer clusters than the budget
+// asks for are all retrieved. `budget` is valid.
+ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<const double> reaches,
+                     std::span<const float> steady_lse, const ZoneBudget& budget);
+
+}  // namespace wavekv
