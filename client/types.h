@@ -1,4 +1,5 @@
-// Values of the C++ SDK: plain structs, no wire format, no other room's types but dtypes and shapes.
+// Values of the C++ SDK: plain structs, no wire format, no other room's types but dtypes and
+// shapes.
 #pragma once
 
 #include <chrono>
@@ -32,8 +33,8 @@ struct Budget {
   enum class Kind : uint8_t { kRatio, kClusters, kCoverage, kError };
   Kind kind = Kind::kRatio;
   double value = 0.018;
-  uint32_t clusters_max = 0;     // Cap for coverage and error; 0: the daemon's default.
-  double estimate_ratio = 1.0;   // Share of the other clusters that is estimated.
+  uint32_t clusters_max = 0;    // Cap for coverage and error; 0: the daemon's default.
+  double estimate_ratio = 1.0;  // Share of the other clusters that is estimated.
 
   static Budget Ratio(double ratio) { return {Kind::kRatio, ratio}; }
   static Budget Clusters(uint32_t count) { return {Kind::kClusters, static_cast<double>(count)}; }
@@ -61,8 +62,8 @@ struct SequenceOptions {
   uint64_t max_tokens = 0;
   std::string label;
   bool attach_wave_buffer = false;
-  float logit_soft_cap = 0;          // Refused by the daemon unless 0.
-  uint32_t sliding_window = 0;       // Refused by the daemon unless 0.
+  float logit_soft_cap = 0;     // Refused by the daemon unless 0.
+  uint32_t sliding_window = 0;  // Refused by the daemon unless 0.
 };
 
 struct StepCounters {
@@ -151,11 +152,11 @@ struct BuildResult {
 struct ClientOptions {
   // "unix:/run/wavekv/wavekvd.sock" or "host:port".
   std::string address;
-  std::string token;        // For TCP; empty on a UNIX socket.
-  std::string client_name;  // Shown to operators.
-  std::chrono::milliseconds deadline{30000};        // Of one call, streams and builds excepted.
-  std::chrono::milliseconds build_deadline{600000}; // Of BuildIndex and of one Insert call.
-  std::chrono::milliseconds lease{0};               // 0: the daemon's default.
+  std::string token;                                 // For TCP; empty on a UNIX socket.
+  std::string client_name;                           // Shown to operators.
+  std::chrono::milliseconds deadline{30000};         // Of one call, streams and builds excepted.
+  std::chrono::milliseconds build_deadline{600000};  // Of BuildIndex and of one Insert call.
+  std::chrono::milliseconds lease{0};                // 0: the daemon's default.
 };
 
 struct ClientInfo {

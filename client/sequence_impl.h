@@ -1,0 +1,74 @@
+// The state behind a Sequence, shared by session.cc (batches) and sequence.cc. Internal to the SDK.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/connection.h"
+#include "client/session.h"
+#include "client/step_ledger.h"
+#include "storage/base/mutex.h"
+
+namespace wavekv::client {
+
+// Thread-safe; holds no lock during an RPC.
+struct Sequence::Impl {
+  Impl(std::shared_ptr<Connection> connection, ModelShape shape, uint64_t id, uint64_t epoch,
+       uint64_t generation);
+
+  // Checks the step and writes it, its append position included.
+  absl::Status FillAttendItem(uint32_t layer, const Tensor& queries, const AttendOptions& options,
+                              v1::AttendItem* item) const;
+  // Checks and converts the result of `item`, and notes the layer's new token count.
+  absl::StatusOr<Attention> TakeAttention(const v1::AttendItem& item,
+                                          const v1::AttendResult& result);
+  // The attention of a query whose rows lie in the wave buffer.
+  absl::StatusOr<Attention> AttendStep(const Tensor& queries, const QueryResult& query);
+  // Query; the rows it staged may be read until `ticket` is finished.
+  absl::StatusOr<QueryResult> RunQuery(uint32_t layer, const Tensor& queries,
+                                       const QueryOptions& options,
+                                       const StepLedger::Ticket& ticket);
+  // Sends the pieces of one insert as one stream.
+  absl::Status RunInsert(uint64_t first_position, std::span<const uint32_t> layers,
+                         const Tensor& keys, const Tensor& values);
+
+  void FillRef(v1::SequenceRef* ref) const;
+  // The error of a call whose sequence belongs to an earlier life of the daemon.
+  absl::Status Gone(const char* call) const;
+  // Internal unless a reply's generation is the one that was asked for: no answer of another.
+  absl::Status CheckGeneration(uint64_t sent, uint64_t found) const;
+  Connection::CallOptions Call(const char* name) const;
+  Connection::CallOptions LongCall(const char* name) const;
+
+  uint64_t TokenCount(uint32_t layer) const;
+  // By a reply of `of_generation`; ignored when a truncate has come between.
+  void RaiseTokenCount(uint32_t layer, uint64_t token_count, uint64_t of_generation);
+  // After a truncate or a fork: no layer holds more.
+  void CapTokenCounts(uint64_t token_count, uint64_t new_generation);
+
+  const std::shared_ptr<Connection> connection;
+  const ModelShape shape;
+  const uint64_t id;
+  const uint64_t epoch;  // Of the daemon that issued the id.
+  std::atomic<uint64_t> generation;
+  std::atomic<bool> owned{true};  // Drop when destroyed.
+  uint64_t max_tokens = 0;        // Fixed once created.
+  bool attach_wave_buffer = false;
+  StepLedger steps;
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<uint64_t> token_counts_ ABSL_GUARDED_BY(mutex_);  // By layer.
+};
+
+// Attend with as many results as items, or an error.
+absl::Status RunAttend(Connection& connection, uint64_t epoch, const v1::AttendRequest& request,
+                       v1::AttendReply* reply);
+
+}  // namespace wavekv::client
