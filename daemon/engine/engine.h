@@ -15,18 +15,20 @@
 #include "daemon/engine/types.h"
 #include "index/backend/compute_backend.h"
 #include "index/backend/stager.h"
+#include "storage/base/clock.h"
 #include "storage/block_pool.h"
 
 namespace wavekv {
 
 struct EngineOptions {
-  uint32_t epoch = 0;               // Upper half of every sequence id; not 0.
-  uint32_t build_threads = 0;       // 0: from the cpuset, at least 1.
-  uint32_t compute_threads = 0;     // 0: from the cpuset. Attention of one call is spread over them.
-  uint32_t sequences_max = 4096;    // Per tenant.
-  uint64_t tokens_max = 1ull << 24; // Per sequence.
-  uint32_t batch_max = 256;         // Items of one Attend.
+  uint32_t epoch = 0;             // Upper half of every sequence id; not 0.
+  uint32_t build_threads = 0;     // 0: from the cpuset, at least 1.
+  uint32_t compute_threads = 0;   // 0: from the cpuset. Attention of one call is spread over them.
+  uint32_t sequences_max = 4096;  // Per tenant.
+  uint64_t tokens_max = 1ull << 24;  // Per sequence.
+  uint32_t batch_max = 256;          // Items of one Attend.
   uint64_t build_queue_max = 1u << 16;
+  const Clock* clock = nullptr;  // Outlives the engine; null: RealClock().
 };
 
 struct EngineStats {
@@ -53,10 +55,10 @@ struct BuildProgress {
 // thread; BuildIndex waits for background threads.
 class Engine {
  public:
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
-                                                        std::shared_ptr<BlockPool> pool,
-                                                        std::unique_ptr<ComputeBackend> backend,
-                                                        std::unique_ptr<Stager> stager);  // May be null.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(
+      const EngineOptions& options, std::shared_ptr<BlockPool> pool,
+      std::unique_ptr<ComputeBackend> backend,
+      std::unique_ptr<Stager> stager);  // May be null.
   ~Engine();  // Cancels and joins background work. No call may be running.
 
   // Reserves memory for max_tokens or refuses with ResourceExhausted (after evicting idle
@@ -71,8 +73,9 @@ class Engine {
 
   // Cuts and clusters what is not yet and waits for it. `progress` is called from this thread and
   // returns false to stop waiting (Cancelled; the build itself goes on).
-  absl::StatusOr<BuildProgress> BuildIndex(const TenantId& tenant, SequenceRef sequence,
-                                           const std::function<bool(const BuildProgress&)>& progress);
+  absl::StatusOr<BuildProgress> BuildIndex(
+      const TenantId& tenant, SequenceRef sequence,
+      const std::function<bool(const BuildProgress&)>& progress);
 
   absl::StatusOr<QueryOutcome> Query(const TenantId& tenant, const LayerQuery& query,
                                      const QueryOptions& options);

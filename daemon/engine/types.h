@@ -54,7 +54,7 @@ struct InsertChunk {
   SequenceRef sequence;
   uint64_t first_position = 0;
   std::span<const uint32_t> layers;
-  TensorView keys;    // [layers, tokens, kv_heads, key_dim]; HND: [layers, kv_heads, tokens, key_dim]
+  TensorView keys;  // [layers, tokens, kv_heads, key_dim]; HND: [layers, kv_heads, tokens, key_dim]
   TensorView values;  // Likewise.
 };
 

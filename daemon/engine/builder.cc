@@ -1,0 +1,102 @@
+#include "daemon/engine/builder.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/check.h"
+#include "storage/base/log.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv {
+namespace {
+
+constexpr uint64_t kClusterSeed = 0x7761766500000000;  // Any constant: same input, same bits.
+constexpr uint64_t kAlignment = 64;
+constexpr int kNice = 10;
+
+constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) & ~(kAlignment - 1); }
+
+}  // namespace
+
+Builder::Builder(const BuilderOptions& options, ComputeBackend* backend, IndexGauge gauge)
+    : queue_max_(options.queue_max),
+      backend_(backend),
+      gauge_(std::move(gauge)),
+      pool_(ThreadPoolOptions{.thread_count = static_cast<int>(options.thread_count),
+                              .name = "wavekv-build",
+                              .queue_max = options.queue_max,
+                              .nice = kNice}) {}
+
+Builder::~Builder() { stopping_ = true; }
+
+void Builder::Schedule(std::shared_ptr<Sequence> sequence, uint32_t layer) {
+  const absl::Status submitted =
+      pool_.TrySubmit([this, sequence, layer] { RunLayer(sequence, layer); });
+  if (submitted.ok()) return;
+  sequence->Unschedule(layer, absl::UnavailableError(absl::StrCat(
+                                  "the build queue is full (", queue_max_,
+                                  " layers); the tokens stay exact until a later BuildIndex")));
+}
+
+void Builder::RunLayer(const std::shared_ptr<Sequence>& sequence, uint32_t layer) {
+  for (;;) {
+    if (stopping_) return;
+    absl::StatusOr<StartedJob> started = sequence->StartJob(layer);
+    if (!started.ok()) return;
+    absl::StatusOr<std::shared_ptr<const Segment>> segment =
+        BuildSegment(*sequence, *started->job, started->snapshot);
+    if (!segment.ok() && !absl::IsCancelled(segment.status())) {
+      Log(LogLevel::kWarning, "segment_build_failed",
+          {{"sequence", sequence->id().value()}, {"layer", layer}, {"status", segment.status()}});
+    }
+    // The rows that the new segment replaces go with the last reader, not with this snapshot.
+    started->snapshot = LayerSnapshot();
+    if (!sequence->FinishJob(layer, *started->job, std::move(segment))) return;
+    // Others first; with a full queue the layer goes on here.
+    if (pool_.TrySubmit([this, sequence, layer] { RunLayer(sequence, layer); }).ok()) return;
+  }
+}
+
+absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
+    Sequence& sequence, const BuildJob& job, const LayerSnapshot& snapshot) {
+  const ModelShape& shape = sequence.shape();
+  const TokenRange range = job.range;
+  const uint64_t keys_bytes = AlignUp(range.size() * shape.key_bytes());
+  const uint64_t values_bytes = AlignUp(range.size() * shape.value_bytes());
+  WAVEKV_ASSIGN_OR_RETURN(
+      std::shared_ptr<Run> run,
+      sequence.memory()->AllocateSegment(shape.kv_head_count * (keys_bytes + values_bytes)));
+  ClusterOptions options;
+  options.tokens_per_cluster = sequence.spec().index.tokens_per_cluster;
+  options.iterations = sequence.spec().index.kmeans_iterations;
+  options.seed = kClusterSeed;
+
+  std::vector<std::byte> keys(range.size() * shape.key_bytes());
+  std::vector<std::byte> values(range.size() * shape.value_bytes());
+  std::vector<SegmentHead> heads;
+  for (uint32_t head = 0; head < shape.kv_head_count; ++head) {
+    if (job.cancelled || stopping_) return absl::CancelledError("the build was given up");
+    snapshot.VisitRows(
+        head, range, [&](uint64_t position, const std::byte* key, const std::byte* value) {
+          const uint64_t row = position - range.begin;
+          std::memcpy(keys.data() + row * shape.key_bytes(), key, shape.key_bytes());
+          std::memcpy(values.data() + row * shape.value_bytes(), value, shape.value_bytes());
+        });
+    std::byte* const keys_out = run->data() + head * (keys_bytes + values_bytes);
+    const ClusterInput input = {range.begin,   static_cast<uint32_t>(range.size()),
+                                shape.key_dim, shape.value_dim,
+                                shape.dtype,   keys.data(),
+                                values.data()};
+    WAVEKV_ASSIGN_OR_RETURN(
+        SegmentHead clustered,
+        backend_->ClusterSegment(input, options, keys_out, keys_out + keys_bytes));
+    clustered.uid = next_uid_.fetch_add(1);
+    clustered.payload_owner = run;
+    heads.push_back(std::move(clustered));
+  }
+  return std::make_shared<const Segment>(range, std::move(heads), std::move(run), gauge_);
+}
+
+}  // namespace wavekv

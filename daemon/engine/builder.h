@@ -1,0 +1,48 @@
+// Clusters segments in the background, behind everything else the machine does.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/engine/layer_version.h"
+#include "daemon/engine/sequence.h"
+#include "index/backend/compute_backend.h"
+#include "storage/base/thread_pool.h"
+
+namespace wavekv {
+
+struct BuilderOptions {
+  uint32_t thread_count = 1;
+  uint64_t queue_max = 1u << 16;  // Layers waiting.
+};
+
+// Thread-safe. Runs one job of a layer at a time, layers in turn.
+class Builder {
+ public:
+  // `backend` outlives the builder.
+  Builder(const BuilderOptions& options, ComputeBackend* backend, IndexGauge gauge);
+  ~Builder();  // Gives up what runs at the next KV head.
+
+  // Takes the layer's jobs until there are none. When the queue is full, the layer is handed back
+  // with Unavailable: its tokens stay exact, and the next append or BuildIndex tries again.
+  void Schedule(std::shared_ptr<Sequence> sequence, uint32_t layer);
+
+  uint64_t queue_size() const { return pool_.queue_size(); }
+
+ private:
+  void RunLayer(const std::shared_ptr<Sequence>& sequence, uint32_t layer);
+  absl::StatusOr<std::shared_ptr<const Segment>> BuildSegment(Sequence& sequence,
+                                                              const BuildJob& job,
+                                                              const LayerSnapshot& snapshot);
+
+  const uint64_t queue_max_;
+  ComputeBackend* const backend_;
+  const IndexGauge gauge_;
+  std::atomic<uint64_t> next_uid_ = 1;
+  std::atomic<bool> stopping_ = false;
+  ThreadPool pool_;  // Last: its threads use the fields above.
+};
+
+}  // namespace wavekv

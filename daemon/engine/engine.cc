@@ -1,0 +1,291 @@
+#include "daemon/engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/engine_impl.h"
+#include "daemon/engine/query_step.h"
+#include "daemon/engine/validation.h"
+#include "storage/base/cpuset.h"
+#include "storage/base/log.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv {
+
+Engine::Impl::Impl(const EngineOptions& engine_options, uint32_t build_threads,
+                   uint32_t compute_threads, std::shared_ptr<BlockPool> block_pool,
+                   std::unique_ptr<ComputeBackend> compute_backend,
+                   std::unique_ptr<Stager> wave_stager)
+    : options(engine_options),
+      build_thread_count(build_threads),
+      clock(engine_options.clock == nullptr ? RealClock() : engine_options.clock),
+      pool(std::move(block_pool)),
+      backend(std::move(compute_backend)),
+      stager(std::move(wave_stager)),
+      registry(engine_options.sequences_max),
+      // The caller takes part.
+      compute_pool(static_cast<int>(compute_threads) - 1, "wavekv-attend"),
+      builder({build_threads, engine_options.build_queue_max}, backend.get(), index_gauge) {}
+
+absl::StatusOr<Sequence::Use> Engine::Impl::Find(const TenantId& tenant, SequenceId id) const {
+  WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, registry.Find(tenant, id));
+  return Sequence::Use(std::move(sequence));
+}
+
+SequenceId Engine::Impl::NextId() {
+  return SequenceId((uint64_t{options.epoch} << 32) | (last_id.fetch_add(1) + 1));
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Engine::Impl::Make(const TenantId& tenant, ClientId owner,
+                                                             const SequenceSpec& spec) {
+  if (last_id.load() >= UINT32_MAX - 1) {
+    return absl::ResourceExhaustedError(
+        "this daemon has given out all its sequence ids; restart it");
+  }
+  if (spec.attach_wave_buffer && stager == nullptr) {
+    return absl::FailedPreconditionError(
+        "the sequence wants a wave buffer and this daemon has none; start wavebufferd and name it "
+        "to wavekvd, or create the sequence without attach_wave_buffer");
+  }
+  const SequenceId id = NextId();
+  const std::string label = absl::StrCat("sequence ", id.value(), " ", spec.label);
+  // What is more than there will ever be is refused before anything is evicted for it.
+  const bool possible =
+      PlanMemory(spec, build_thread_count).reserved_bytes <= pool->Usage().bytes_max;
+  for (;;) {
+    absl::StatusOr<std::unique_ptr<SequenceMemory>> memory =
+        SequenceMemory::Create(pool, tenant, spec, build_thread_count, label);
+    if (memory.ok()) {
+      return std::make_shared<Sequence>(SequenceIdentity{id, tenant, spec}, owner,
+                                        *std::move(memory), &builder, clock);
+    }
+    const bool full = absl::IsResourceExhausted(memory.status());
+    if (!full || !possible || !EvictOne(tenant)) return memory.status();
+  }
+}
+
+absl::Status Engine::Impl::Admit(const std::shared_ptr<Sequence>& sequence) {
+  const bool attach = sequence->spec().attach_wave_buffer;
+  if (attach) {
+    absl::Status attached = stager->AttachSequence(sequence->tenant(), sequence->id(),
+                                                   sequence->shape(), sequence->spec().max_tokens);
+    while (absl::IsResourceExhausted(attached) && EvictOne(sequence->tenant())) {
+      attached = stager->AttachSequence(sequence->tenant(), sequence->id(), sequence->shape(),
+                                        sequence->spec().max_tokens);
+    }
+    WAVEKV_RETURN_IF_ERROR(attached);
+  }
+  absl::Status added = registry.Add(sequence);
+  while (absl::IsResourceExhausted(added) && EvictOne(sequence->tenant())) {
+    added = registry.Add(sequence);
+  }
+  if (!added.ok() && attach) stager->DetachSequence(sequence->id());
+  return added;
+}
+
+bool Engine::Impl::EvictOne(const TenantId& tenant) {
+  const std::shared_ptr<Sequence> victim = registry.OldestEvictable(tenant);
+  if (victim == nullptr) return false;
+  Log(LogLevel::kInfo, "sequence_evicted",
+      {{"tenant", tenant}, {"sequence", victim->id().value()}});
+  victim->End();
+  Forget(*victim);
+  return true;
+}
+
+void Engine::Impl::Forget(const Sequence& sequence) {
+  const bool first = registry.Remove(sequence.id());
+  if (first && sequence.spec().attach_wave_buffer) stager->DetachSequence(sequence.id());
+}
+
+void Engine::Impl::Count(const StepCounters& step) {
+  MutexLock lock(&counters_mutex);
+  counters += step;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                                       std::shared_ptr<BlockPool> pool,
+                                                       std::unique_ptr<ComputeBackend> backend,
+                                                       std::unique_ptr<Stager> stager) {
+  if (options.epoch == 0) {
+    return absl::InvalidArgumentError("engine: epoch is 0, expected a number above 0");
+  }
+  if (options.sequences_max == 0 || options.tokens_max == 0 || options.batch_max == 0 ||
+      options.build_queue_max == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("engine: sequences_max ", options.sequences_max, ", tokens_max ",
+                     options.tokens_max, ", batch_max ", options.batch_max, ", build_queue_max ",
+                     options.build_queue_max, "; expected each above 0"));
+  }
+  if (pool == nullptr || backend == nullptr) {
+    return absl::InvalidArgumentError("engine: expected a block pool and a compute backend");
+  }
+  const auto threads = [](uint32_t asked) {
+    return asked != 0 ? asked : static_cast<uint32_t>(std::max(UsableCpuCount(), 1));
+  };
+  return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(
+      options, threads(options.build_threads), threads(options.compute_threads), std::move(pool),
+      std::move(backend), std::move(stager))));
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Engine::~Engine() = default;
+
+absl::StatusOr<SequenceStatus> Engine::CreateSequence(const TenantId& tenant, ClientId owner,
+                                                      const SequenceSpec& spec) {
+  WAVEKV_RETURN_IF_ERROR(ValidateSpec(spec, impl_->options.tokens_max));
+  WAVEKV_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence,
+                          impl_->Make(tenant, owner, spec));
+  WAVEKV_RETURN_IF_ERROR(impl_->Admit(sequence));
+  return sequence->Status();
+}
+
+absl::StatusOr<InsertOutcome> Engine::Insert(const TenantId& tenant, const InsertChunk& chunk) {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use sequence, impl_->Find(tenant, chunk.sequence.id));
+  WAVEKV_ASSIGN_OR_RETURN(const RowBatch batch, ReadInsertChunk(sequence->shape(), chunk));
+  return sequence->Append(chunk.sequence.generation, batch, AppendMode::kInsert);
+}
+
+absl::StatusOr<BuildProgress> Engine::BuildIndex(
+    const TenantId& tenant, SequenceRef sequence,
+    const std::function<bool(const BuildProgress&)>& progress) {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
+  return found->BuildIndex(sequence.generation, progress);
+}
+
+absl::StatusOr<QueryOutcome> Engine::Query(const TenantId& tenant, const LayerQuery& query,
+                                           const QueryOptions& options) {
+  absl::StatusOr<QueryOutcome> outcome = RunQuery(impl_->Resources(), tenant, query, options);
+  if (outcome.ok()) impl_->Count(outcome->counters);
+  return outcome;
+}
+
+absl::StatusOr<EstimateOutcome> Engine::Estimate(const TenantId& tenant, const LayerQuery& query) {
+  return RunEstimate(impl_->Resources(), tenant, query);
+}
+
+absl::StatusOr<std::vector<AttendOutcome>> Engine::Attend(const TenantId& tenant,
+                                                          std::span<const AttendStep> steps) {
+  if (steps.empty() || steps.size() > impl_->options.batch_max) {
+    return absl::InvalidArgumentError(absl::StrCat("attend: the batch has ", steps.size(),
+                                                   " items, expected 1 to ",
+                                                   impl_->options.batch_max, " (--batch_max)"));
+  }
+  std::vector<AttendOutcome> outcomes = RunAttendBatch(impl_->Resources(), tenant, steps);
+  StepCounters counters;
+  for (const AttendOutcome& outcome : outcomes) {
+    if (outcome.status.ok()) counters += outcome.counters;
+  }
+  impl_->Count(counters);
+  return outcomes;
+}
+
+absl::StatusOr<SequenceStatus> Engine::ForkSequence(const TenantId& tenant, ClientId owner,
+                                                    SequenceRef parent, uint64_t token_count,
+                                                    uint64_t max_tokens, std::string label) {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use source, impl_->Find(tenant, parent.id));
+  WAVEKV_RETURN_IF_ERROR(source->CheckGeneration(parent.generation));
+  SequenceSpec spec = source->spec();
+  if (max_tokens != 0) spec.max_tokens = max_tokens;
+  spec.label = std::move(label);
+  WAVEKV_RETURN_IF_ERROR(ValidateSpec(spec, impl_->options.tokens_max));
+  WAVEKV_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> child, impl_->Make(tenant, owner, spec));
+  WAVEKV_RETURN_IF_ERROR(child->CopyFrom(*source, parent.generation, token_count));
+  WAVEKV_RETURN_IF_ERROR(impl_->Admit(child));
+  return child->Status();
+}
+
+absl::StatusOr<SequenceStatus> Engine::TruncateSequence(const TenantId& tenant,
+                                                        SequenceRef sequence,
+                                                        uint64_t token_count) {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
+  WAVEKV_RETURN_IF_ERROR(found->Truncate(sequence.generation, token_count).status());
+  return found->Status();
+}
+
+absl::Status Engine::DropSequence(const TenantId& tenant, SequenceRef sequence) {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
+  WAVEKV_RETURN_IF_ERROR(found->CheckGeneration(sequence.generation));
+  found->End();
+  impl_->Forget(*found);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Pin(const TenantId& tenant, SequenceRef sequence, bool pinned) {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
+  WAVEKV_RETURN_IF_ERROR(found->CheckGeneration(sequence.generation));
+  found->SetPinned(pinned);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::SetTtl(const TenantId& tenant, SequenceRef sequence, uint64_t ttl_ms) {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
+  WAVEKV_RETURN_IF_ERROR(found->CheckGeneration(sequence.generation));
+  found->SetTtl(ttl_ms);
+  return absl::OkStatus();
+}
+
+uint32_t Engine::ReleaseOwner(ClientId owner) {
+  if (owner == ClientId(0)) return 0;  // Nobody holds no lease.
+  uint32_t gone = 0;
+  for (const auto& sequence : impl_->registry.List("", SequenceId(0), UINT32_MAX)) {
+    if (sequence->ReleaseOwner(owner)) continue;
+    impl_->Forget(*sequence);
+    ++gone;
+  }
+  return gone;
+}
+
+void Engine::Reap() {
+  for (const auto& sequence : impl_->registry.List("", SequenceId(0), UINT32_MAX)) {
+    if (!sequence->EndIfExpired()) continue;
+    Log(LogLevel::kInfo, "sequence_expired",
+        {{"tenant", sequence->tenant()}, {"sequence", sequence->id().value()}});
+    impl_->Forget(*sequence);
+  }
+}
+
+EngineStats Engine::Stats() const {
+  EngineStats stats;
+  stats.pool = impl_->pool->Usage();
+  stats.tenants = impl_->pool->TenantUsages();
+  stats.sequences = impl_->registry.CountByTenant();
+  stats.index_bytes = impl_->index_gauge->load();
+  stats.build_queue = impl_->builder.queue_size();
+  stats.backend = impl_->backend->Caps();
+  if (impl_->stager != nullptr) stats.wave_buffers = impl_->stager->Status();
+  MutexLock lock(&impl_->counters_mutex);
+  stats.counters = impl_->counters;
+  return stats;
+}
+
+std::vector<SequenceStatus> Engine::ListSequences(const TenantId& tenant, SequenceId after,
+                                                  uint32_t limit) const {
+  std::vector<SequenceStatus> statuses;
+  for (const auto& sequence : impl_->registry.List(tenant, after, limit)) {
+    statuses.push_back(sequence->Status());
+  }
+  return statuses;
+}
+
+absl::StatusOr<SequenceStatus> Engine::GetSequence(const TenantId& tenant,
+                                                   SequenceRef sequence) const {
+  WAVEKV_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> found,
+                          impl_->registry.Find(tenant, sequence.id));
+  WAVEKV_RETURN_IF_ERROR(found->CheckGeneration(sequence.generation));
+  return found->Status();
+}
+
+std::vector<WaveBufferAccess> Engine::WaveBuffers(const TenantId& tenant, int64_t client_uid) {
+  if (impl_->stager == nullptr) return {};
+  absl::StatusOr<WaveBufferAccess> access = impl_->stager->Access(tenant, client_uid);
+  if (!access.ok()) {
+    Log(LogLevel::kWarning, "wave_buffer_away", {{"tenant", tenant}, {"status", access.status()}});
+    return {};
+  }
+  return {*std::move(access)};
+}
+
+}  // namespace wavekv

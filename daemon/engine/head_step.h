@@ -1,0 +1,68 @@
+// One step over one KV head: the parts of an attention over its zones, in the order they come.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/engine/layer_snapshot.h"
+#include "daemon/engine/types.h"
+#include "index/backend/compute_backend.h"
+
+namespace wavekv {
+
+// The attention over nothing: out = 0, lse = -inf.
+PartialAttention EmptyAttention(uint32_t group_size, uint32_t value_dim);
+
+// Borrows the backend, the snapshot and the queries. Not thread-safe; heads of one layer may run
+// beside each other.
+class HeadStep {
+ public:
+  // `queries` [group_size, key_dim] of the query heads that share `kv_head`.
+  HeadStep(ComputeBackend* backend, const LayerSnapshot& snapshot, uint32_t kv_head,
+           std::span<const float> queries);
+
+  // Exact attention over the steady zone.
+  absl::Status AttendSteady();
+  // Ranks the clusters and chooses the zones. The coverage and error budgets weigh against the
+  // steady zone, so AttendSteady comes first for them (see WeighsSteady).
+  absl::Status PlanZones(const ZoneBudget& budget);
+  // All clusters are retrieved: the exact answer.
+  void RetrieveAll();
+  // What did not fit elsewhere is estimated instead: keeps the first `count` retrieved clusters.
+  void KeepRetrieved(uint32_t count);
+  absl::Status AttendRetrieved();
+  absl::Status EstimateRest(bool bounds);
+  // Steady, retrieval and estimation zones merged, as far as they were computed.
+  PartialAttention Answer() const;
+
+  uint32_t kv_head() const { return kv_head_; }
+  HeadIndex index() const { return index_; }
+  const GroupQuery& query() const { return query_; }
+  const ZonePlan& zones() const { return zones_; }
+  const ClusterScores& scores() const { return scores_; }
+  const PartialAttention& steady() const { return steady_; }
+  const PartialAttention& retrieved() const { return retrieved_; }
+  const EstimatedAttention& estimated() const { return estimated_; }
+  StepCounters Counters() const;
+
+ private:
+  ComputeBackend* backend_;
+  const LayerSnapshot* snapshot_;
+  uint32_t kv_head_;
+  HeadIndex index_;
+  uint32_t cluster_count_;
+  GroupQuery query_;
+  bool ranked_ = false;
+  ClusterScores scores_;
+  ZonePlan zones_;
+  PartialAttention steady_;
+  PartialAttention retrieved_;
+  EstimatedAttention estimated_;
+};
+
+// Whether choosing zones by this budget needs the mass of the steady zone.
+bool WeighsSteady(const ZoneBudget& budget);
+
+}  // namespace wavekv

@@ -1,0 +1,181 @@
+// One sequence: its layers' tokens and indexes, who owns it, and the locks around them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/engine/build_queue.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/layer_content.h"
+#include "daemon/engine/layer_snapshot.h"
+#include "daemon/engine/sequence_memory.h"
+#include "daemon/engine/tensor_rows.h"
+#include "daemon/engine/types.h"
+#include "storage/base/clock.h"
+#include "storage/base/mutex.h"
+
+namespace wavekv {
+
+class Builder;
+
+// Who a sequence is and what it was made with; constant.
+struct SequenceIdentity {
+  SequenceId id;
+  TenantId tenant;
+  SequenceSpec spec;
+};
+
+// What the builder needs to run one job.
+struct StartedJob {
+  std::shared_ptr<BuildJob> job;
+  LayerSnapshot snapshot;
+};
+
+// How an append may lie relative to the tokens that are there.
+enum class AppendMode {
+  kInsert,  // Any overlap whose bytes are the same.
+  kDecode,  // At the token count, or a retry of the last token.
+};
+
+// Thread-safe. Writers (append, truncate, publication) are serialised by write_mutex_ and take
+// mutex_ only to read and to swap state; rows are written with mutex_ free, before the token count
+// that makes them visible. Readers take a snapshot under mutex_ and work without any lock.
+class Sequence : public std::enable_shared_from_this<Sequence> {
+ public:
+  Sequence(SequenceIdentity identity, ClientId owner, std::unique_ptr<SequenceMemory> memory,
+           Builder* builder, const Clock* clock);
+
+  const SequenceId& id() const { return identity_.id; }
+  const TenantId& tenant() const { return identity_.tenant; }
+  const SequenceSpec& spec() const { return identity_.spec; }
+  const ModelShape& shape() const { return identity_.spec.shape; }
+  SequenceMemory* memory() const { return memory_.get(); }
+  // The layer's budget where it has one, else the sequence's.
+  const ZoneBudget& Budget(uint32_t layer) const;
+  bool IsDense(uint32_t layer) const { return dense_[layer]; }
+
+  // Reads. FailedPrecondition for a stale generation, NotFound once ended.
+  absl::StatusOr<LayerSnapshot> Snapshot(Generation wanted, uint32_t layer) const;
+  absl::StatusOr<std::vector<LayerSnapshot>> SnapshotAll(Generation wanted) const;
+  SequenceStatus Status() const;
+  absl::Status CheckGeneration(Generation wanted) const;
+  bool building() const;
+  uint64_t version() const;
+
+  // Writes (sequence_write.cc). The generation must be named.
+  absl::StatusOr<InsertOutcome> Append(Generation generation, const RowBatch& batch,
+                                       AppendMode mode);
+  absl::StatusOr<Generation> Truncate(Generation generation, uint64_t token_count);
+  // Makes this fresh sequence hold the first token_count tokens of `parent` (0: all).
+  absl::Status CopyFrom(const Sequence& parent, Generation parent_generation, uint64_t token_count);
+
+  // Background builds (sequence_build.cc).
+  // Plans BuildIndex's cuts and waits until they and all earlier ones are published. `progress` is
+  // called without locks; Cancelled when it returns false, Aborted when a truncation or a drop
+  // comes between, the job's own error when it failed.
+  absl::StatusOr<BuildProgress> BuildIndex(
+      Generation generation, const std::function<bool(const BuildProgress&)>& progress);
+  // The next job of the layer; without one, the layer is no longer scheduled.
+  absl::StatusOr<StartedJob> StartJob(uint32_t layer);
+  // Publishes the segment, or notes why there is none. Returns whether the layer has more jobs; if
+  // not, it is no longer scheduled.
+  bool FinishJob(uint32_t layer, const BuildJob& job,
+                 absl::StatusOr<std::shared_ptr<const Segment>> segment);
+  // The builder's queue had no room: the layer is no longer scheduled.
+  void Unschedule(uint32_t layer, const absl::Status& why);
+
+  // Life.
+  class Use;
+  void Touch();
+  void SetPinned(bool pinned);
+  void SetTtl(uint64_t ttl_ms);
+  // The owner's lease ended. Returns false when the sequence goes with it, and ends it.
+  bool ReleaseOwner(ClientId owner);
+  ClientId owner() const;
+  // Nobody's, not pinned and without a call in progress: may be evicted for others.
+  bool Evictable() const;
+  int64_t last_use_ms() const;
+  // Ends it when its TTL has passed. Returns whether it did.
+  bool EndIfExpired();
+  // New calls are refused; builds are cancelled; running calls finish on what they hold.
+  void End();
+
+  void AddCounters(const StepCounters& counters);
+  void RememberQueries(uint32_t layer, QueryVectors queries);
+
+ private:
+  struct Layer {
+    LayerContent content;
+    std::shared_ptr<const LayerVersion> version;
+    BuildQueue builds;
+    bool scheduled = false;     // In the builder's hands.
+    absl::Status build_status;  // Why the last job failed.
+    QueryVectors last_queries;
+  };
+
+  absl::Status CheckAlive(Generation wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckWrite(Generation generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  LayerSnapshot SnapshotLocked(uint32_t layer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t TokenCountLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Status CheckPosition(const RowBatch& batch, uint32_t layer, uint64_t token_count,
+                             AppendMode mode) const;
+  absl::Status CheckSameRows(const RowBatch& batch, size_t layer_idx,
+                             const LayerSnapshot& snapshot) const;
+  void InstallLocked(uint32_t layer, LayerContent content) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Queues what the rules cut at the layer's token count.
+  void PlanAfterAppendLocked(uint32_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PublishLocked(uint32_t layer, SegmentList segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Hands layers that have work and are not scheduled to the builder.
+  void ScheduleBuilds() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<BuildProgress> ProgressLocked(Generation planned_at,
+                                               const std::vector<uint64_t>& tickets,
+                                               uint64_t tokens_total) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const SequenceIdentity identity_;
+  const CutRules rules_;
+  std::vector<bool> dense_;  // [layers]; constant after construction.
+  const std::unique_ptr<SequenceMemory> memory_;
+  Builder* const builder_;
+  const Clock* const clock_;
+
+  Mutex write_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  mutable Mutex mutex_;
+  CondVar build_changed_;
+  std::vector<Layer> layers_ ABSL_GUARDED_BY(mutex_);
+  Generation generation_ ABSL_GUARDED_BY(mutex_) = Generation(1);
+  uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool decoding_ ABSL_GUARDED_BY(mutex_) = false;  // There was a BuildIndex.
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  ClientId owner_ ABSL_GUARDED_BY(mutex_);
+  bool pinned_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t ttl_ms_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_use_ms_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t uses_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls in progress.
+  StepCounters counters_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A call in progress: the sequence does not expire during it, and idles from its end on.
+class Sequence::Use {
+ public:
+  explicit Use(std::shared_ptr<Sequence> sequence);
+  ~Use();
+  Use(Use&& other) = default;
+  Use& operator=(Use&&) = delete;
+
+  Sequence* operator->() const { return sequence_.get(); }
+  Sequence& operator*() const { return *sequence_; }
+
+ private:
+  std::shared_ptr<Sequence> sequence_;
+};
+
+}  // namespace wavekv

@@ -1,0 +1,212 @@
+// What changes a sequence's tokens: append, truncate, fork.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/sequence.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv {
+
+absl::Status Sequence::CheckPosition(const RowBatch& batch, uint32_t layer, uint64_t token_count,
+                                     AppendMode mode) const {
+  if (batch.range.end > spec().max_tokens) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("sequence ", id().value(), ": positions ", batch.range.begin, " to ",
+                     batch.range.end - 1, " of layer ", layer, " pass its max_tokens of ",
+                     spec().max_tokens, "; create or fork it with a larger max_tokens"));
+  }
+  if (batch.range.begin > token_count) {
+    return absl::FailedPreconditionError(absl::StrCat("sequence ", id().value(), ", layer ", layer,
+                                                      ": a gap, expected position ", token_count,
+                                                      ", found ", batch.range.begin));
+  }
+  if (mode == AppendMode::kDecode && batch.range.end < token_count) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "sequence ", id().value(), ", layer ", layer, ": expected position ", token_count,
+        " (or a retry of ", token_count - 1, "), found ", batch.range.begin));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::CheckSameRows(const RowBatch& batch, size_t layer_idx,
+                                     const LayerSnapshot& snapshot) const {
+  const TokenRange overlap = {batch.range.begin, std::min(batch.range.end, snapshot.token_count)};
+  if (overlap.begin >= overlap.end) return absl::OkStatus();
+  uint64_t differs_at = UINT64_MAX;
+  uint32_t differs_head = 0;
+  for (uint32_t head = 0; head < shape().kv_head_count; ++head) {
+    snapshot.VisitRows(
+        head, overlap, [&](uint64_t position, const std::byte* key, const std::byte* value) {
+          if (position >= differs_at) return;
+          const uint64_t token = position - batch.range.begin;
+          const bool same =
+              std::memcmp(batch.keys.Row(layer_idx, token, head), key, shape().key_bytes()) == 0 &&
+              std::memcmp(batch.values.Row(layer_idx, token, head), value, shape().value_bytes()) ==
+                  0;
+          if (same) return;
+          differs_at = position;
+          differs_head = head;
+        });
+  }
+  if (differs_at == UINT64_MAX) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(
+      "sequence ", id().value(), ": layer ", batch.layers[layer_idx], ", position ", differs_at,
+      ", KV head ", differs_head,
+      " holds other bytes than the call brings; truncate before writing a position anew"));
+}
+
+absl::StatusOr<InsertOutcome> Sequence::Append(Generation generation, const RowBatch& batch,
+                                               AppendMode mode) {
+  MutexLock write(&write_mutex_);
+  std::vector<LayerSnapshot> before;
+  std::vector<LayerContent> contents;
+  {
+    MutexLock lock(&mutex_);
+    WAVEKV_RETURN_IF_ERROR(CheckWrite(generation));
+    for (const uint32_t layer : batch.layers) {
+      before.push_back(SnapshotLocked(layer));
+      contents.push_back(layers_[layer].content);
+    }
+  }
+  for (size_t i = 0; i < batch.layers.size(); ++i) {
+    WAVEKV_RETURN_IF_ERROR(CheckPosition(batch, batch.layers[i], before[i].token_count, mode));
+  }
+  for (size_t i = 0; i < batch.layers.size(); ++i) {
+    WAVEKV_RETURN_IF_ERROR(CheckSameRows(batch, i, before[i]));
+  }
+  std::vector<LayerGrowth> growths;
+  for (size_t i = 0; i < batch.layers.size(); ++i) {
+    WAVEKV_ASSIGN_OR_RETURN(LayerGrowth growth, AllocateGrowth(contents[i], batch.layers[i],
+                                                               batch.range.end, memory_.get()));
+    growths.push_back(std::move(growth));
+  }
+  for (size_t i = 0; i < batch.layers.size(); ++i) {
+    contents[i] = Grown(std::move(contents[i]), std::move(growths[i]), batch.range.end);
+    WriteRows(shape(), batch, i,
+              {std::max(batch.range.begin, before[i].token_count), batch.range.end}, contents[i]);
+  }
+  InsertOutcome outcome;
+  {
+    MutexLock lock(&mutex_);
+    for (size_t i = 0; i < batch.layers.size(); ++i) {
+      layers_[batch.layers[i]].content = std::move(contents[i]);
+      PlanAfterAppendLocked(batch.layers[i]);
+    }
+    outcome = {generation_, TokenCountLocked()};
+  }
+  ScheduleBuilds();
+  return outcome;
+}
+
+absl::StatusOr<Generation> Sequence::Truncate(Generation generation, uint64_t token_count) {
+  MutexLock write(&write_mutex_);
+  std::vector<LayerSnapshot> before;
+  {
+    MutexLock lock(&mutex_);
+    WAVEKV_RETURN_IF_ERROR(CheckWrite(generation));
+    if (token_count > TokenCountLocked()) {
+      return absl::InvalidArgumentError(absl::StrCat("sequence ", id().value(), ": cannot keep ",
+                                                     token_count, " tokens, it holds ",
+                                                     TokenCountLocked()));
+    }
+    for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      before.push_back(SnapshotLocked(layer));
+    }
+  }
+  std::vector<LayerContent> contents;
+  std::vector<SegmentList> kept(before.size());
+  for (uint32_t layer = 0; layer < before.size(); ++layer) {
+    const PlannedRanges ranges = before[layer].version->Ranges();
+    const size_t kept_count = RangesKept(ranges, token_count);
+    const SegmentList& segments = before[layer].version->segments();
+    kept[layer].assign(segments.begin(), segments.begin() + static_cast<ptrdiff_t>(kept_count));
+    WAVEKV_ASSIGN_OR_RETURN(LayerContent content,
+                            FirstTokens(before[layer], layer, token_count,
+                                        PlannedEnd(std::span(ranges).first(kept_count)),
+                                        token_count < before[layer].token_count, memory_.get()));
+    contents.push_back(std::move(content));
+  }
+  Generation bumped;
+  {
+    MutexLock lock(&mutex_);
+    bumped = generation_ = Generation(generation_.value() + 1);
+    for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      Layer& state = layers_[layer];
+      state.content = std::move(contents[layer]);
+      state.builds.Truncate(token_count);
+      if (kept[layer].size() < state.version->segments().size()) {
+        PublishLocked(layer, std::move(kept[layer]));
+      }
+      PlanAfterAppendLocked(layer);
+    }
+    build_changed_.NotifyAll();
+  }
+  ScheduleBuilds();
+  return bumped;
+}
+
+absl::Status Sequence::CopyFrom(const Sequence& parent, Generation parent_generation,
+                                uint64_t token_count) {
+  std::vector<LayerSnapshot> source;
+  std::vector<PlannedRanges> planned;
+  bool decoding = false;
+  {
+    MutexLock lock(&parent.mutex_);
+    WAVEKV_RETURN_IF_ERROR(parent.CheckAlive(parent_generation));
+    const uint64_t parent_count = parent.TokenCountLocked();
+    if (token_count > parent_count) {
+      return absl::InvalidArgumentError(absl::StrCat("sequence ", parent.id().value(),
+                                                     ": cannot fork ", token_count,
+                                                     " tokens, it holds ", parent_count));
+    }
+    if (token_count == 0) token_count = parent_count;
+    for (uint32_t layer = 0; layer < parent.layers_.size(); ++layer) {
+      source.push_back(parent.SnapshotLocked(layer));
+      planned.push_back(parent.layers_[layer].builds.Planned(source.back().version->Ranges()));
+    }
+    decoding = parent.decoding_;
+  }
+  if (token_count > spec().max_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("fork: max_tokens is ", spec().max_tokens,
+                                                   ", expected at least the ", token_count,
+                                                   " tokens it begins with"));
+  }
+  MutexLock write(&write_mutex_);
+  std::vector<LayerContent> contents;
+  for (uint32_t layer = 0; layer < source.size(); ++layer) {
+    const PlannedRanges ranges = source[layer].version->Ranges();
+    const size_t kept = RangesKept(ranges, token_count);
+    WAVEKV_ASSIGN_OR_RETURN(
+        LayerContent content,
+        FirstTokens(source[layer], layer, token_count, PlannedEnd(std::span(ranges).first(kept)),
+                    /*copy_partial=*/true, memory_.get()));
+    contents.push_back(std::move(content));
+  }
+  {
+    MutexLock lock(&mutex_);
+    decoding_ = decoding;
+    for (uint32_t layer = 0; layer < source.size(); ++layer) {
+      layers_[layer].content = std::move(contents[layer]);
+      layers_[layer].last_queries = source[layer].last_queries;
+      SegmentList segments = source[layer].version->segments();
+      segments.resize(RangesKept(source[layer].version->Ranges(), token_count));
+      if (!segments.empty()) PublishLocked(layer, std::move(segments));
+      // What the parent has planned, the child plans too: its cuts must not depend on how far the
+      // parent's builds had come.
+      planned[layer].resize(RangesKept(planned[layer], token_count));
+      const PlannedRanges published = layers_[layer].version->Ranges();
+      for (const TokenRange& range : planned[layer]) {
+        if (std::find(published.begin(), published.end(), range) == published.end()) {
+          layers_[layer].builds.Push(range);
+        }
+      }
+      PlanAfterAppendLocked(layer);
+    }
+  }
+  ScheduleBuilds();
+  return absl::OkStatus();
+}
+
+}  // namespace wavekv

@@ -1,0 +1,21 @@
+#include "daemon/engine/types.h"
+
+namespace wavekv {
+
+StepCounters& StepCounters::operator+=(const StepCounters& other) {
+  steady_tokens += other.steady_tokens;
+  retrieved_clusters += other.retrieved_clusters;
+  retrieved_tokens += other.retrieved_tokens;
+  estimated_clusters += other.estimated_clusters;
+  ignored_clusters += other.ignored_clusters;
+  moved_to_estimation += other.moved_to_estimation;
+  kv_bytes_read += other.kv_bytes_read;
+  kv_bytes_full += other.kv_bytes_full;
+  cache_hit_blocks += other.cache_hit_blocks;
+  cache_miss_blocks += other.cache_miss_blocks;
+  error_budget_met += other.error_budget_met;
+  error_budget_capped += other.error_budget_capped;
+  return *this;
+}
+
+}  // namespace wavekv

@@ -1,0 +1,38 @@
+// What is checked of a request before the engine touches anything.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/engine/layer_snapshot.h"
+#include "daemon/engine/tensor_rows.h"
+#include "daemon/engine/types.h"
+
+namespace wavekv {
+
+inline constexpr size_t kLabelBytesMax = 128;
+
+// InvalidArgument naming the field, what was found and what is allowed; `tokens_max` is the
+// engine's limit for one sequence.
+absl::Status ValidateSpec(const SequenceSpec& spec, uint64_t tokens_max);
+
+// Shapes, dtype, layers and finiteness of a chunk for a sequence of this shape. InvalidArgument.
+absl::StatusOr<RowBatch> ReadInsertChunk(const ModelShape& shape, const InsertChunk& chunk);
+
+// The token that an Attend appends: keys [kv_heads, key_dim], values [kv_heads, value_dim].
+absl::StatusOr<RowBatch> ReadAppend(const ModelShape& shape, const AttendStep& step);
+
+// Query vectors [head_count, key_dim] of any dtype as floats. InvalidArgument names the first
+// query head with a NaN or an infinity.
+absl::StatusOr<QueryVectors> ReadQueries(const ModelShape& shape, const TensorView& queries,
+                                         uint32_t head_count);
+
+absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer);
+
+// "[2, 64]"
+std::string ShapeText(std::span<const int64_t> shape);
+
+}  // namespace wavekv
