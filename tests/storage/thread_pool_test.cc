@@ -6,39 +6,52 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <future>
 #include <numeric>
-#include <string>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "storage/base/mutex.h"
 
 namespace wavekv {
 namespace {
 
-// Keeps every thread of a pool busy until released.
-class Blocker {
+// Happens once. May be destroyed as soon as Wait has returned, which a std::promise may not.
+class Event {
  public:
-  explicit Blocker(ThreadPool* pool) {
-    std::vector<std::promise<void>> started(static_cast<size_t>(pool->thread_count()));
-    for (std::promise<void>& promise : started) {
-      pool->Submit([this, &promise] {
-        promise.set_value();
-        gate_.wait();
-      });
-    }
-    for (std::promise<void>& promise : started) promise.get_future().wait();
+  void Set() {
+    MutexLock lock(&mutex_);
+    is_set_ = true;
+    changed_.NotifyAll();
   }
-  ~Blocker() { Release(); }
-  void Release() {
-    if (!released_) open_.set_value();
-    released_ = true;
+  void Wait() {
+    MutexLock lock(&mutex_);
+    while (!is_set_) changed_.Wait(&mutex_);
   }
 
  private:
-  std::promise<void> open_;
-  std::shared_future<void> gate_ = open_.get_future().share();
-  bool released_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  bool is_set_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// Keeps every thread of a pool busy until released; must outlive the pool.
+class Blocker {
+ public:
+  void Block(ThreadPool* pool) {
+    std::vector<Event> started(static_cast<size_t>(pool->thread_count()));
+    for (Event& event : started) {
+      pool->Submit([this, &event] {
+        event.Set();
+        gate_.Wait();
+      });
+    }
+    for (Event& event : started) event.Wait();
+  }
+  void Release() { gate_.Set(); }
+
+ private:
+  Event gate_;
 };
 
 TEST(ThreadPoolTest, RunsEveryTaskBeforeItIsGone) {
@@ -51,9 +64,11 @@ TEST(ThreadPoolTest, RunsEveryTaskBeforeItIsGone) {
 }
 
 TEST(ThreadPoolTest, FullQueueIsAnError) {
-  ThreadPool pool({.thread_count = 2, .name = "test", .queue_max = 3});
-  Blocker blocker(&pool);
+  Blocker blocker;
   std::atomic<int> ran = 0;
+  Event last;
+  ThreadPool pool({.thread_count = 2, .name = "test", .queue_max = 3});
+  blocker.Block(&pool);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(pool.TrySubmit([&] { ran.fetch_add(1); }).ok());
   EXPECT_EQ(pool.queue_size(), 3u);
   const absl::Status full = pool.TrySubmit([&] { ran.fetch_add(100); });
@@ -61,9 +76,8 @@ TEST(ThreadPoolTest, FullQueueIsAnError) {
   EXPECT_NE(full.message().find("at most 3"), absl::string_view::npos) << full;
   blocker.Release();
   pool.Submit([&] { ran.fetch_add(1); });  // Waits for room if it has to.
-  std::promise<void> last;
-  pool.Submit([&] { last.set_value(); });
-  last.get_future().wait();
+  pool.Submit([&] { last.Set(); });
+  last.Wait();
 }
 
 TEST(ThreadPoolTest, ParallelForRunsEachIndexOnce) {
@@ -76,36 +90,38 @@ TEST(ThreadPoolTest, ParallelForRunsEachIndexOnce) {
 }
 
 TEST(ThreadPoolTest, ParallelForFinishesWhileThePoolIsBusyAndItsQueueFull) {
+  Blocker blocker;
   ThreadPool pool({.thread_count = 2, .name = "test", .queue_max = 1});
-  Blocker blocker(&pool);
+  blocker.Block(&pool);
   ASSERT_TRUE(pool.TrySubmit([] {}).ok());
   std::atomic<int> ran = 0;
   pool.ParallelFor(64, [&](size_t) { ran.fetch_add(1); });
   EXPECT_EQ(ran.load(), 64);
   EXPECT_EQ(pool.queue_size(), 1u) << "a loop leaves nothing in the queue";
+  blocker.Release();
 }
 
 TEST(ThreadPoolTest, ParallelForNestsInsideThePool) {
   ThreadPool pool({.thread_count = 2, .name = "test", .queue_max = 1});
   std::atomic<int> ran = 0;
-  std::promise<void> done;
+  Event done;
   pool.Submit([&] {
     pool.ParallelFor(8, [&](size_t) {
       pool.ParallelFor(8, [&](size_t) { pool.ParallelFor(2, [&](size_t) { ran.fetch_add(1); }); });
     });
-    done.set_value();
+    done.Set();
   });
-  done.get_future().wait();
+  done.Wait();
   EXPECT_EQ(ran.load(), 128);
 }
 
 TEST(ThreadPoolTest, ThreadsReallyHelp) {
   ThreadPool pool(1, "test");
-  std::promise<void> met[2];
+  Event met[2];
   // Each of the two iterations waits for the other: only two threads at once get through.
   pool.ParallelFor(2, [&](size_t i) {
-    met[i].set_value();
-    met[1 - i].get_future().wait();
+    met[i].Set();
+    met[1 - i].Wait();
   });
 }
 
@@ -127,16 +143,17 @@ TEST(ThreadPoolTest, ManyCallersShareOnePool) {
 }
 
 TEST(ThreadPoolTest, SubmitFromItsOwnThreadNeverWaits) {
+  std::atomic<int> ran = 0;
+  int ran_at_once = 0;
+  Event done;
   ThreadPool pool({.thread_count = 1, .name = "test", .queue_max = 1});
-  std::promise<int> done;
   pool.Submit([&] {
-    int ran_at_once = 0;
-    auto counter = std::make_shared<std::atomic<int>>(0);
-    for (int i = 0; i < 5; ++i) pool.Submit([counter] { counter->fetch_add(1); });
-    ran_at_once = counter->load();
-    done.set_value(ran_at_once);
+    for (int i = 0; i < 5; ++i) pool.Submit([&] { ran.fetch_add(1); });
+    ran_at_once = ran.load();
+    done.Set();
   });
-  EXPECT_EQ(done.get_future().get(), 4) << "one fits the queue, the others run in place";
+  done.Wait();
+  EXPECT_EQ(ran_at_once, 4) << "one fits the queue, the others run in place";
 }
 
 TEST(ThreadPoolTest, PoolWithoutThreadsWorksInTheCaller) {
@@ -150,14 +167,16 @@ TEST(ThreadPoolTest, PoolWithoutThreadsWorksInTheCaller) {
 
 TEST(ThreadPoolTest, ThreadsCarryNameAndNiceValue) {
   ThreadPool pool({.thread_count = 1, .name = "a-name-longer-than-15-bytes", .nice = 7});
-  std::promise<std::pair<std::string, int>> seen;
+  char name[16] = {};
+  int nice = 0;
+  Event done;
   pool.Submit([&] {
-    char name[16] = {};
     ::pthread_getname_np(::pthread_self(), name, sizeof(name));
-    seen.set_value({name, ::getpriority(PRIO_PROCESS, ::syscall(SYS_gettid))});
+    nice = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)));
+    done.Set();
   });
-  const auto [name, nice] = seen.get_future().get();
-  EXPECT_EQ(name, "a-name-longer-t");
+  done.Wait();
+  EXPECT_STREQ(name, "a-name-longer-t");
   EXPECT_EQ(nice, ::getpriority(PRIO_PROCESS, 0) + 7);
 }
 
