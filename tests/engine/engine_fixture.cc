@@ -237,12 +237,14 @@ EngineTest::EngineTest() {
 }
 
 void EngineTest::StartEngine(EngineOptions options, uint64_t pool_bytes,
-                             std::unique_ptr<Stager> stager) {
+                             std::unique_ptr<Stager> stager,
+                             std::unique_ptr<ComputeBackend> backend) {
   options.clock = &clock_;
+  if (backend == nullptr) backend = CreateCpuBackend();
   engine_.reset();
   pool_ = BlockPool::Create({.bytes_max = pool_bytes});
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      Engine::Create(options, pool_, CreateCpuBackend(), std::move(stager));
+      Engine::Create(options, pool_, std::move(backend), std::move(stager));
   ASSERT_TRUE(engine.ok()) << engine.status();
   engine_ = *std::move(engine);
 }

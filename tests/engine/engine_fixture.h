@@ -95,9 +95,10 @@ class EngineTest : public ::testing::Test {
  protected:
   EngineTest();
 
-  // Replaces the engine; before any sequence exists.
+  // Replaces the engine; before any sequence exists. Without a backend: the CPU's.
   void StartEngine(EngineOptions options, uint64_t pool_bytes,
-                   std::unique_ptr<Stager> stager = nullptr);
+                   std::unique_ptr<Stager> stager = nullptr,
+                   std::unique_ptr<ComputeBackend> backend = nullptr);
 
   SequenceRef Create(const SequenceSpec& spec, const TenantId& tenant = kTenant,
                      ClientId owner = kOwner);
@@ -108,7 +109,7 @@ class EngineTest : public ::testing::Test {
   void Insert(SequenceRef sequence, const TokenData& data, uint64_t first, uint64_t count,
               Layout layout = Layout::kNHD);
   BuildProgress Build(SequenceRef sequence);
-  // BuildIndex of a fresh fork: waits until nothing builds.
+  // Returns once nothing is built in the background.
   void WaitIdle(SequenceRef sequence);
   AttendOutcome Attend(SequenceRef sequence, uint32_t layer, const std::vector<float>& queries,
                        bool exact = false, std::optional<ZoneBudget> budget = std::nullopt);
