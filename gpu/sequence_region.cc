@@ -63,7 +63,7 @@ SequenceRegion::SequenceRegion(std::shared_ptr<TenantBuffer> buffer, const Regio
       kv_head_count_(kv_head_count),
       layout_(layout),
       last_step_(std::move(last_step)),
-      cache_(layout.slot_count),
+      cache_(MakeLruBlockCachePolicy(layout.slot_count)),
       ring_(layout.staging_bytes) {
   auto* header = new (this->header()) RegionHeader{};
   header->magic = kRegionMagic;
@@ -148,34 +148,41 @@ absl::Status SequenceRegion::PlanSteady(uint32_t layer, std::span<const StageHea
   return absl::OkStatus();
 }
 
+std::optional<uint32_t> SequenceRegion::FindBlock(const StageRun& run, uint32_t block_idx,
+                                                  uint64_t step) {
+  if (run.segment_uid == 0) return std::nullopt;
+  return cache_->Lookup({run.segment_uid, run.first_block + block_idx}, step);
+}
+
 bool SequenceRegion::PlanRun(const StageRun& run, StepPlan* plan, StagedHead* head) {
-  const uint32_t block_count = BlockCount(run.rows);
-  const auto find = [this, &run](uint32_t block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (run.segment_uid == 0) return std::optional<uint32_t>();
-    return cache_.Find({run.segment_uid, run.first_block + block});
-  };
+  std::vector<std::optional<uint32_t>> slots(BlockCount(run.rows));
   uint64_t needed_bytes = 0;
-  for (uint32_t block = 0; block < block_count; ++block) {
-    if (find(block).has_value()) continue;
+  for (uint32_t block = 0; block < slots.size(); ++block) {
+    slots[block] = FindBlock(run, block, plan->step.step);
+    if (slots[block].has_value()) continue;
     needed_bytes += SpanBytes(layout_, BlockRows(run.rows, block).row_count);
   }
   if (needed_bytes > plan->left_bytes()) return false;
-  for (uint32_t block = 0; block < block_count; ++block) {
+  for (uint32_t block = 0; block < slots.size(); ++block) {
     const RowRun rows = BlockRows(run.rows, block);
-    if (const std::optional<uint32_t> slot = find(block)) {
-      cache_.Use(*slot, plan->step.step);
-      head->retrieved.push_back(SlotSpan(*slot, rows.row_count));
+    if (slots[block].has_value()) {
+      head->retrieved.push_back(SlotSpan(*slots[block], rows.row_count));
       ++plan->step.hit_blocks;
       continue;
     }
     head->retrieved.push_back(PlanCopy(rows, plan));
     ++plan->step.miss_blocks;
-    if (run.segment_uid != 0) {
-      plan->misses->push_back({{run.segment_uid, run.first_block + block}, rows, run.owner});
-    }
+    NoteMiss(run, block, plan->misses);
   }
   ++head->retrieved_runs;
   return true;
+}
+
+void SequenceRegion::NoteMiss(const StageRun& run, uint32_t block_idx,
+                              std::vector<MissedBlock>* misses) const {
+  if (run.segment_uid == 0) return;
+  misses->push_back(
+      {{run.segment_uid, run.first_block + block_idx}, BlockRows(run.rows, block_idx), run.owner});
 }
 
 // Best runs of all heads first, so that no head takes the room of another's better runs.
@@ -225,20 +232,17 @@ StageCounters SequenceRegion::Touch(std::span<const StageHead> heads,
   CheckHeads(heads, kv_head_count_);
   StageCounters counters;
   MutexLock lock(&mutex_);
+  if (closed_) return counters;
+  const uint64_t step = last_step_->load(std::memory_order_relaxed);
   for (const StageHead& head : heads) {
     for (const StageRun& run : head.retrieved) {
       for (uint32_t block = 0; block < BlockCount(run.rows); ++block) {
-        const BlockKey key{run.segment_uid, run.first_block + block};
-        const auto slot = run.segment_uid == 0 ? std::nullopt : cache_.Find(key);
-        if (slot.has_value()) {
-          cache_.Use(*slot, 0);
+        if (FindBlock(run, block, step).has_value()) {
           ++counters.hit_blocks;
           continue;
         }
         ++counters.miss_blocks;
-        if (run.segment_uid != 0) {
-          misses->push_back({key, BlockRows(run.rows, block), run.owner});
-        }
+        NoteMiss(run, block, misses);
       }
     }
   }
@@ -254,8 +258,9 @@ uint64_t SequenceRegion::Admit(std::span<const MissedBlock> blocks) {
       MutexLock lock(&mutex_);
       if (closed_) return admitted;
       for (const MissedBlock& block : batch) {
-        if (const auto slot = cache_.BeginAdmit(block.key, completed_step_)) {
+        if (const auto slot = cache_->Admit(block.key, completed_step_)) {
           taken.emplace_back(&block, *slot);
+          slots_written_ = std::max(slots_written_, *slot + 1);
         }
       }
       ++admitting_;
@@ -264,8 +269,7 @@ uint64_t SequenceRegion::Admit(std::span<const MissedBlock> blocks) {
       CopyRows(block->rows, SlotSpan(slot, block->rows.row_count));
     }
     MutexLock lock(&mutex_);
-    for (const auto& [block, slot] : taken) cache_.Publish(slot);
-    admitted += taken.size();
+    for (const auto& [block, slot] : taken) admitted += cache_->Publish(slot) ? 1 : 0;
     if (--admitting_ == 0) admitted_.NotifyAll();
   }
   return admitted;
@@ -288,7 +292,7 @@ void SequenceRegion::Wipe() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   // Only what was ever written: touching the rest would take memory for nothing.
   std::memset(buffer_->data() + place_.offset + layout_.cache_offset, 0,
-              uint64_t{cache_.slots_used()} * layout_.slot_bytes);
+              uint64_t{slots_written_} * layout_.slot_bytes);
   std::memset(buffer_->data() + place_.offset + layout_.staging_offset, 0, ring_.high_water());
   new (header()) RegionHeader{};
 }

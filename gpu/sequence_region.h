@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "gpu/block_cache.h"
 #include "gpu/buffer_layout.h"
 #include "gpu/region_layout.h"
 #include "gpu/staging_ring.h"
@@ -18,6 +18,7 @@
 #include "index/backend/stager.h"
 #include "storage/base/ids.h"
 #include "storage/base/mutex.h"
+#include "storage/block_cache_policy.h"
 
 namespace wavekv {
 
@@ -68,6 +69,9 @@ class SequenceRegion {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PlanRun(const StageRun& run, StepPlan* plan, StagedHead* head)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<uint32_t> FindBlock(const StageRun& run, uint32_t block_idx, uint64_t step)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteMiss(const StageRun& run, uint32_t block_idx, std::vector<MissedBlock>* misses) const;
   StagedSpan PlanCopy(const RowRun& rows, StepPlan* plan) const;
   StagedSpan SlotSpan(uint32_t slot, uint32_t row_count) const;
   // Rows of block `block_idx` of `run`, counted from its first row.
@@ -87,7 +91,8 @@ class SequenceRegion {
 
   Mutex mutex_;
   CondVar admitted_;
-  BlockCache cache_ ABSL_GUARDED_BY(mutex_);
+  const std::unique_ptr<BlockCachePolicy> cache_ ABSL_PT_GUARDED_BY(mutex_);
+  uint32_t slots_written_ ABSL_GUARDED_BY(mutex_) = 0;  // No slot from here on was ever written.
   StagingRing ring_ ABSL_GUARDED_BY(mutex_);
   uint64_t completed_step_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t admitting_ ABSL_GUARDED_BY(mutex_) = 0;

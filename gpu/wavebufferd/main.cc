@@ -3,7 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -26,8 +27,10 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/rpc/address.h"
+#include "storage/base/bytes_text.h"
 #include "storage/base/file_lock.h"
 #include "storage/base/log.h"
+#include "storage/base/memory_probe.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
@@ -110,6 +113,21 @@ absl::StatusOr<WavebufferdOptions> OptionsFromFlags() {
   return options;
 }
 
+// Lending more than there is would end in the OOM killer, long after it was promised.
+absl::Status CheckMemory(uint64_t bytes_max) {
+  const MemoryReport report = ReadMemoryReport();
+  const uint64_t largest = LargestPoolBytes(report);
+  if (bytes_max <= largest) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "--bytes_max is ", BytesText(bytes_max), ", but only ", BytesText(largest),
+      " fit: the machine has ", BytesText(report.machine_available_bytes), " available",
+      report.cgroup_limit_bytes.has_value()
+          ? absl::StrCat(", the control group allows ", BytesText(*report.cgroup_limit_bytes), " (",
+                         report.cgroup_limit_file, ")")
+          : "",
+      "; lower --bytes_max, free memory or raise the limit"));
+}
+
 // The last directory of the path, if only that is missing.
 absl::Status MakeDirectoryOf(const std::string& path) {
   const std::string directory = std::filesystem::path(path).parent_path().string();
@@ -163,6 +181,7 @@ absl::Status Serve(const WavebufferdOptions& options, const sigset_t& signals) {
     return absl::Status(lock.status().code(), absl::StrCat("wavebufferd at ", address.ToString(),
                                                            ": ", lock.status().message()));
   }
+  WAVEKV_RETURN_IF_ERROR(CheckMemory(options.bytes_max));
   const std::unique_ptr<DeviceMemory> memory = CreateHostMemory();
   BufferTableOptions table_options;
   table_options.bytes_max = options.bytes_max;

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -63,6 +64,7 @@ bool WaitUntil(const Condition& condition) {
   const auto deadline = std::chrono::steady_clock::now() + kWait;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
   }
   return true;
 }

@@ -70,4 +70,12 @@ std::string CompareSpans(const ModelShape& shape, const std::byte* buffer, uint6
   return "";
 }
 
+uint64_t Checksum(const std::byte* data, uint64_t bytes) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (uint64_t i = 0; i < bytes; ++i) {
+    hash = (hash ^ static_cast<uint64_t>(data[i])) * 0x100000001b3u;
+  }
+  return hash;
+}
+
 }  // namespace wavekv

@@ -37,4 +37,7 @@ std::string CompareSpans(const ModelShape& shape, const std::byte* buffer, uint6
                          const std::vector<StagedSpan>& spans, const std::vector<StageRun>& runs,
                          size_t run_count);
 
+// FNV-1a of some memory.
+uint64_t Checksum(const std::byte* data, uint64_t bytes);
+
 }  // namespace wavekv

@@ -1,0 +1,116 @@
+#include "gpu/tenant_buffer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <vector>
+
+#include "gpu/buffer_layout.h"
+#include "storage/base/shared_memory.h"
+#include "storage/base/unique_fd.h"
+
+namespace wavekv {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::StatusOr<std::shared_ptr<TenantBuffer>> MakeBuffer(uint64_t bytes, uint32_t regions_max) {
+  const absl::StatusOr<UniqueFd> fd = CreateMemfd("tenant_buffer_test", bytes);
+  if (!fd.ok()) return fd.status();
+  absl::StatusOr<Mapping> mapping = Mapping::Map(fd->get(), bytes, Mapping::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  return TenantBuffer::Create(*std::move(mapping), regions_max);
+}
+
+const DirectoryEntry* Directory(const TenantBuffer& buffer) {
+  const auto* header = reinterpret_cast<const BufferHeader*>(buffer.data());
+  return reinterpret_cast<const DirectoryEntry*>(buffer.data() + header->directory_offset);
+}
+
+TEST(TenantBufferTest, HeaderSaysWhatIsThere) {
+  const auto buffer = MakeBuffer(1 << 20, 100);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  const auto* header = reinterpret_cast<const BufferHeader*>((*buffer)->data());
+  EXPECT_EQ(header->magic, kBufferMagic);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(header), 8), "WAVEBUF1");
+  EXPECT_EQ(header->version, 1u);
+  EXPECT_EQ(header->directory_entries, 100u);
+  EXPECT_EQ(header->buffer_bytes, 1u << 20);
+  EXPECT_EQ(header->state.load(), kBufferLive);
+  (*buffer)->Close();
+  EXPECT_EQ(header->state.load(), kBufferClosed);
+}
+
+TEST(TenantBufferTest, TooSmallIsRefused) {
+  const auto buffer = MakeBuffer(8192, 1000);
+  EXPECT_EQ(buffer.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(buffer.status().message()), HasSubstr("8192"));
+}
+
+TEST(TenantBufferTest, FullDirectoryIsRefused) {
+  const auto buffer = MakeBuffer(1 << 20, 2);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  ASSERT_TRUE((*buffer)->Carve(4096).ok());
+  const auto second = (*buffer)->Carve(4096);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ((*buffer)->Carve(4096).status().code(), absl::StatusCode::kResourceExhausted);
+  (*buffer)->Return(*second);
+  EXPECT_TRUE((*buffer)->Carve(4096).ok());
+}
+
+// Regions come and go at random; none overlaps another, all are page aligned, and once all are
+// back, one region may take everything again.
+TEST(TenantBufferTest, RegionsNeverOverlap) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto made = MakeBuffer(4 << 20, 64);
+  ASSERT_TRUE(made.ok()) << made.status();
+  TenantBuffer& buffer = **made;
+  const uint64_t all_bytes = buffer.free_bytes();
+  std::map<uint64_t, RegionPlace> live;  // By offset.
+  uint64_t next_sequence = 1;
+  for (int i = 0; i < 5000; ++i) {
+    if (!live.empty() && random() % 2 == 0) {
+      auto it = live.begin();
+      std::advance(it, static_cast<int64_t>(random() % live.size()));
+      buffer.Withdraw(it->second);
+      EXPECT_EQ(Directory(buffer)[it->second.directory_idx].sequence_id.load(), 0u);
+      buffer.Return(it->second);
+      live.erase(it);
+      continue;
+    }
+    const uint64_t bytes = 1 + random() % (256 << 10);
+    const auto place = buffer.Carve(bytes);
+    if (!place.ok()) {
+      ASSERT_EQ(place.status().code(), absl::StatusCode::kResourceExhausted);
+      continue;
+    }
+    ASSERT_GE(place->bytes, bytes);
+    ASSERT_EQ(place->offset % kBufferPageBytes, 0u);
+    ASSERT_LE(place->offset + place->bytes, buffer.bytes());
+    ASSERT_GE(place->offset, 2 * kBufferPageBytes);  // Behind header and directory.
+    const auto next = live.lower_bound(place->offset);
+    if (next != live.end()) {
+      ASSERT_LE(place->offset + place->bytes, next->first);
+    }
+    if (next != live.begin()) {
+      const RegionPlace& before = std::prev(next)->second;
+      ASSERT_LE(before.offset + before.bytes, place->offset);
+    }
+    buffer.Announce(*place, SequenceId(next_sequence));
+    const DirectoryEntry& entry = Directory(buffer)[place->directory_idx];
+    ASSERT_EQ(entry.sequence_id.load(), next_sequence);
+    ASSERT_EQ(entry.region_offset, place->offset);
+    ++next_sequence;
+    live[place->offset] = *place;
+  }
+  for (const auto& [offset, place] : live) buffer.Return(place);
+  EXPECT_EQ(buffer.free_bytes(), all_bytes);
+  EXPECT_TRUE(buffer.Carve(all_bytes).ok());
+}
+
+}  // namespace
+}  // namespace wavekv
