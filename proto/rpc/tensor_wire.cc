@@ -17,6 +17,11 @@ std::span<const int64_t> Shape(const v1::Tensor& tensor) {
   return {tensor.shape().data(), static_cast<size_t>(tensor.shape_size())};
 }
 
+// "[2, 8, 64]"
+std::string ShapeText(std::span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
 }  // namespace
 
 absl::StatusOr<DType> FromWireDType(v1::DType dtype, std::string_view name) {
@@ -103,10 +108,6 @@ void FillWireTensor(DType dtype, std::span<const int64_t> shape, const void* dat
   } else {
     tensor->set_data(data, *bytes);
   }
-}
-
-std::string ShapeText(std::span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
 }  // namespace wavekv

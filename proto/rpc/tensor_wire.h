@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -30,8 +29,5 @@ absl::Status CheckWireTensor(const v1::Tensor& tensor, std::string_view name);
 // Copies `data` into a tensor. `data` has exactly the product of the shape elements.
 void FillWireTensor(DType dtype, std::span<const int64_t> shape, const void* data,
                     v1::Tensor* tensor);
-
-// "[2, 8, 64]"
-std::string ShapeText(std::span<const int64_t> shape);
 
 }  // namespace wavekv

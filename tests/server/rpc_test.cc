@@ -10,7 +10,6 @@
 #include "gtest/gtest.h"
 #include "proto/rpc/address.h"
 #include "proto/rpc/protocol_version.h"
-#include "proto/rpc/secret.h"
 #include "proto/rpc/status_conversion.h"
 #include "proto/rpc/tensor_wire.h"
 
@@ -97,15 +96,6 @@ TEST(ProtocolVersionTest, TakesTheHighestCommonOneOrNamesBothRanges) {
   EXPECT_THAT(std::string(newer.message()), HasSubstr("speaks 1 to 1"));
   EXPECT_EQ(NegotiateProtocolVersion(0, 0).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(NegotiateProtocolVersion(2, 1).status().code(), absl::StatusCode::kInvalidArgument);
-}
-
-TEST(SecretTest, ComparesAllBytes) {
-  const std::string secret = "0123456789abcdef";
-  EXPECT_TRUE(SecretsEqual(secret, secret));
-  EXPECT_FALSE(SecretsEqual(secret, "0123456789abcdeF"));
-  EXPECT_FALSE(SecretsEqual(secret, "x123456789abcdef"));
-  EXPECT_FALSE(SecretsEqual(secret, "0123"));
-  EXPECT_TRUE(SecretsEqual("", ""));
 }
 
 struct TensorRow {

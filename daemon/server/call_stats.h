@@ -1,0 +1,82 @@
+// Counts of calls by RPC and code, and latencies. Lock-free.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace wavekv {
+
+// The RPCs of wavekv.v1.WaveKV in the order of the proto; a test compares the two.
+enum class Rpc : uint8_t {
+  kAttach,
+  kHeartbeat,
+  kDetach,
+  kCreateSequence,
+  kInsert,
+  kBuildIndex,
+  kQuery,
+  kEstimate,
+  kAttend,
+  kDecode,
+  kForkSequence,
+  kTruncateSequence,
+  kDropSequence,
+  kPin,
+  kSetTtl,
+  kGetStats,
+  kListSequences,
+  kDescribeIndex,
+  kExplain,
+  kSampleRecall,
+};
+inline constexpr size_t kRpcCount = 20;
+
+// "Attach", as the proto spells it.
+std::string_view RpcName(Rpc rpc);
+
+inline constexpr size_t kStatusCodeCount = 17;
+
+// A fixed-bucket histogram of microseconds. Thread-safe.
+class LatencyHistogram {
+ public:
+  static constexpr std::array<double, 14> kEdgesUs = {50,  100,   250, 500, 1e3,   2.5e3, 5e3,
+                                                      1e4, 2.5e4, 5e4, 1e5, 2.5e5, 1e6,   1e7};
+
+  struct Snapshot {
+    std::array<uint64_t, kEdgesUs.size() + 1> counts{};  // The last one: over every edge.
+    uint64_t count = 0;
+    double sum_us = 0;
+  };
+
+  void Record(double latency_us);
+  Snapshot Read() const;
+
+ private:
+  std::array<std::atomic<uint64_t>, kEdgesUs.size() + 1> counts_{};
+  std::atomic<uint64_t> sum_ns_{0};
+};
+
+// Thread-safe.
+class CallStats {
+ public:
+  // A call has ended (of a stream: the whole stream).
+  void CountCall(Rpc rpc, absl::StatusCode code);
+  // One answer took this long from its request's arrival, waiting for a worker included: of a
+  // unary call, or of one message of a Decode stream.
+  void RecordLatency(Rpc rpc, double latency_us);
+
+  uint64_t Calls(Rpc rpc, absl::StatusCode code) const;
+  uint64_t Calls(Rpc rpc) const;  // All codes.
+  const LatencyHistogram& latency(Rpc rpc) const { return latencies_[static_cast<size_t>(rpc)]; }
+
+ private:
+  std::array<std::array<std::atomic<uint64_t>, kStatusCodeCount>, kRpcCount> calls_{};
+  std::array<LatencyHistogram, kRpcCount> latencies_;
+};
+
+}  // namespace wavekv

@@ -1,0 +1,42 @@
+#include "daemon/server/lease_reaper.h"
+
+#include <chrono>
+
+#include "storage/base/log.h"
+
+namespace wavekv {
+namespace {
+
+constexpr std::chrono::milliseconds kPeriod(250);
+
+}  // namespace
+
+LeaseReaper::LeaseReaper(ClientRegistry* registry, Engine* engine)
+    : registry_(registry), engine_(engine), thread_([this] { Run(); }) {}
+
+LeaseReaper::~LeaseReaper() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  wakeup_.NotifyAll();
+  thread_.join();
+}
+
+void LeaseReaper::Run() {
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      if (!stopping_) wakeup_.WaitFor(&mutex_, kPeriod);
+      if (stopping_) return;
+    }
+    for (const ClientId client : registry_->TakeEnded()) {
+      const uint32_t dropped = engine_->ReleaseOwner(client);
+      Log(LogLevel::kInfo, "client_ended",
+          {{"client", client.value()}, {"sequences_dropped", dropped}});
+    }
+    engine_->Reap();
+  }
+}
+
+}  // namespace wavekv

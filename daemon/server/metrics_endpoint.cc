@@ -1,0 +1,254 @@
+#include "daemon/server/metrics_endpoint.h"
+
+#include <exception>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/server/process_status.h"
+#include "prometheus/collectable.h"
+#include "prometheus/exposer.h"
+#include "prometheus/metric_family.h"
+#include "proto/rpc/address.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv {
+namespace {
+
+using Families = std::vector<prometheus::MetricFamily>;
+using Labels = std::vector<prometheus::ClientMetric::Label>;
+using prometheus::MetricType;
+
+constexpr size_t kEndpointThreads = 1;
+
+prometheus::MetricFamily& AddFamily(const char* name, const char* help, MetricType type,
+                                    Families* families) {
+  families->push_back({.name = name, .help = help, .type = type, .metric = {}});
+  return families->back();
+}
+
+void AddValue(Labels labels, uint64_t value, prometheus::MetricFamily* family) {
+  prometheus::ClientMetric metric;
+  metric.label = std::move(labels);
+  if (family->type == MetricType::Counter) {
+    metric.counter.value = static_cast<double>(value);
+  } else {
+    metric.gauge.value = static_cast<double>(value);
+  }
+  family->metric.push_back(std::move(metric));
+}
+
+struct Plain {
+  const char* name;
+  const char* help;
+  MetricType type;
+  uint64_t value;
+};
+
+void AddPlain(std::initializer_list<Plain> rows, Families* families) {
+  for (const Plain& row : rows) {
+    AddValue({}, row.value, &AddFamily(row.name, row.help, row.type, families));
+  }
+}
+
+void CollectPool(const ServiceCore& core, const EngineStats& stats, Families* families) {
+  const ProcessStatus process = ReadProcessStatus();
+  AddPlain(
+      {
+          {"wavekv_pool_bytes_max", "Hard limit of the block pool.", MetricType::Gauge,
+           stats.pool.bytes_max},
+          {"wavekv_pool_reserved_bytes", "Bytes promised to sequences.", MetricType::Gauge,
+           stats.pool.reserved_bytes},
+          {"wavekv_pool_allocated_bytes", "Bytes that live runs occupy.", MetricType::Gauge,
+           stats.pool.allocated_bytes},
+          {"wavekv_pool_payload_bytes", "Live bytes of keys and values.", MetricType::Gauge,
+           stats.pool.payload_bytes},
+          {"wavekv_index_bytes", "Bytes of the wave indexes.", MetricType::Gauge,
+           stats.index_bytes},
+          {"wavekv_build_queue", "Segments that wait to be clustered.", MetricType::Gauge,
+           stats.build_queue},
+          {"wavekv_clients", "Clients with a lease.", MetricType::Gauge, core.registry.Count()},
+          {"wavekv_uptime_seconds", "Time since start.", MetricType::Gauge,
+           static_cast<uint64_t>(core.clock->NowMs() - core.start_ms) / 1000},
+          {"wavekv_rss_bytes", "Resident memory of the daemon.", MetricType::Gauge,
+           process.rss_bytes},
+          {"wavekv_threads", "Threads of the daemon.", MetricType::Gauge, process.thread_count},
+      },
+      families);
+}
+
+void CollectTenants(const ServiceCore& core, const EngineStats& stats, Families* families) {
+  prometheus::MetricFamily reserved{.name = "wavekv_tenant_reserved_bytes",
+                                    .help = "Bytes promised to a tenant's sequences.",
+                                    .type = MetricType::Gauge,
+                                    .metric = {}};
+  prometheus::MetricFamily sequences{.name = "wavekv_sequences",
+                                     .help = "Sequences of a tenant.",
+                                     .type = MetricType::Gauge,
+                                     .metric = {}};
+  prometheus::MetricFamily clients{.name = "wavekv_tenant_clients",
+                                   .help = "Clients of a tenant with a lease.",
+                                   .type = MetricType::Gauge,
+                                   .metric = {}};
+  for (const TenantUsage& usage : stats.tenants) {
+    AddValue({{"tenant", usage.tenant}}, usage.usage.reserved_bytes, &reserved);
+    AddValue({{"tenant", usage.tenant}}, core.registry.CountOf(usage.tenant), &clients);
+  }
+  for (const auto& [tenant, count] : stats.sequences) {
+    AddValue({{"tenant", tenant}}, count, &sequences);
+  }
+  families->push_back(std::move(reserved));
+  families->push_back(std::move(sequences));
+  families->push_back(std::move(clients));
+}
+
+void CollectSteps(const StepCounters& steps, Families* families) {
+  AddPlain(
+      {
+          {"wavekv_steady_tokens_total", "Tokens attended exactly in the steady zone.",
+           MetricType::Counter, steps.steady_tokens},
+          {"wavekv_retrieved_clusters_total", "Clusters in the retrieval zone.",
+           MetricType::Counter, steps.retrieved_clusters},
+          {"wavekv_retrieved_tokens_total", "Tokens in the retrieval zone.", MetricType::Counter,
+           steps.retrieved_tokens},
+          {"wavekv_estimated_clusters_total", "Clusters in the estimation zone.",
+           MetricType::Counter, steps.estimated_clusters},
+          {"wavekv_ignored_clusters_total", "Clusters neither retrieved nor estimated.",
+           MetricType::Counter, steps.ignored_clusters},
+          {"wavekv_moved_to_estimation_total", "Clusters over budget, estimated instead.",
+           MetricType::Counter, steps.moved_to_estimation},
+          {"wavekv_kv_bytes_read_total", "Bytes that attention has read.", MetricType::Counter,
+           steps.kv_bytes_read},
+          {"wavekv_kv_bytes_full_total", "Bytes that exact attention would have read.",
+           MetricType::Counter, steps.kv_bytes_full},
+          {"wavekv_cache_hit_blocks_total", "Blocks found in the block cache.", MetricType::Counter,
+           steps.cache_hit_blocks},
+          {"wavekv_cache_miss_blocks_total", "Blocks not found in the block cache.",
+           MetricType::Counter, steps.cache_miss_blocks},
+          {"wavekv_error_budget_met_total", "KV heads whose error budget was met.",
+           MetricType::Counter, steps.error_budget_met},
+          {"wavekv_error_budget_capped_total", "KV heads whose error budget hit its cap.",
+           MetricType::Counter, steps.error_budget_capped},
+      },
+      families);
+}
+
+void CollectWaveBuffers(const EngineStats& stats, Families* families) {
+  prometheus::MetricFamily connected{.name = "wavekv_wave_buffer_connected",
+                                     .help = "1 while wavebufferd answers.",
+                                     .type = MetricType::Gauge,
+                                     .metric = {}};
+  prometheus::MetricFamily used{.name = "wavekv_wave_buffer_used_bytes",
+                                .help = "Bytes of the wave buffer in use.",
+                                .type = MetricType::Gauge,
+                                .metric = {}};
+  prometheus::MetricFamily admitted{.name = "wavekv_wave_buffer_admitted_blocks_total",
+                                    .help = "Blocks admitted to the block cache.",
+                                    .type = MetricType::Counter,
+                                    .metric = {}};
+  for (const WaveBufferStatus& status : stats.wave_buffers) {
+    const Labels labels = {{"backend", status.backend}, {"device", status.device_uuid}};
+    AddValue(labels, status.connected ? 1 : 0, &connected);
+    AddValue(labels, status.bytes_used, &used);
+    AddValue(labels, status.admitted_blocks, &admitted);
+  }
+  families->push_back(std::move(connected));
+  families->push_back(std::move(used));
+  families->push_back(std::move(admitted));
+}
+
+void CollectCalls(const CallStats& stats, Families* families) {
+  prometheus::MetricFamily& calls =
+      AddFamily("wavekv_calls_total", "Calls that have ended.", MetricType::Counter, families);
+  for (size_t i = 0; i < kRpcCount; ++i) {
+    const Rpc rpc = static_cast<Rpc>(i);
+    for (size_t code = 0; code < kStatusCodeCount; ++code) {
+      const auto status_code = static_cast<absl::StatusCode>(code);
+      const uint64_t count = stats.Calls(rpc, status_code);
+      // A row of zeros for each code would say nothing; OK is there from the start.
+      if (count == 0 && code != 0) continue;
+      AddValue(
+          {{"code", absl::StatusCodeToString(status_code)}, {"rpc", std::string(RpcName(rpc))}},
+          count, &calls);
+    }
+  }
+}
+
+void CollectLatencies(const CallStats& stats, Families* families) {
+  prometheus::MetricFamily& family =
+      AddFamily("wavekv_latency_seconds", "From a request's arrival to its answer.",
+                MetricType::Histogram, families);
+  for (const Rpc rpc : {Rpc::kAttend, Rpc::kDecode, Rpc::kQuery, Rpc::kEstimate}) {
+    const LatencyHistogram::Snapshot snapshot = stats.latency(rpc).Read();
+    prometheus::ClientMetric metric;
+    metric.label = {{"rpc", std::string(RpcName(rpc))}};
+    metric.histogram.sample_count = snapshot.count;
+    metric.histogram.sample_sum = snapshot.sum_us / 1e6;
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i < snapshot.counts.size(); ++i) {
+      cumulative += snapshot.counts[i];
+      const bool last = i == LatencyHistogram::kEdgesUs.size();
+      metric.histogram.bucket.push_back(
+          {.cumulative_count = cumulative,
+           .upper_bound = last ? std::numeric_limits<double>::infinity()
+                               : LatencyHistogram::kEdgesUs[i] / 1e6});
+    }
+    family.metric.push_back(std::move(metric));
+  }
+}
+
+class Collector : public prometheus::Collectable {
+ public:
+  explicit Collector(const ServiceCore* core) : core_(core) {}
+
+  Families Collect() const override {
+    const EngineStats stats = core_->engine->Stats();
+    Families families;
+    CollectPool(*core_, stats, &families);
+    CollectTenants(*core_, stats, &families);
+    CollectSteps(stats.counters, &families);
+    CollectWaveBuffers(stats, &families);
+    CollectCalls(core_->stats, &families);
+    CollectLatencies(core_->stats, &families);
+    return families;
+  }
+
+ private:
+  const ServiceCore* const core_;
+};
+
+}  // namespace
+
+struct MetricsEndpoint::Impl {
+  std::shared_ptr<Collector> collector;  // The exposer holds it weakly.
+  std::unique_ptr<prometheus::Exposer> exposer;
+  Address address;
+};
+
+absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const std::string& address,
+                                                                        const ServiceCore* core) {
+  auto impl = std::make_unique<Impl>();
+  WAVEKV_ASSIGN_OR_RETURN(impl->address, ParseAddress(address));
+  impl->collector = std::make_shared<Collector>(core);
+  try {
+    impl->exposer =
+        std::make_unique<prometheus::Exposer>(impl->address.ToString(), kEndpointThreads);
+    impl->exposer->RegisterCollectable(impl->collector);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot serve metrics on ", address, ": ", error.what(),
+                     "; stop what uses the address or choose another --metrics_address"));
+  }
+  const std::vector<int> ports = impl->exposer->GetListeningPorts();
+  if (!ports.empty()) impl->address.port = static_cast<uint16_t>(ports.front());
+  return std::unique_ptr<MetricsEndpoint>(new MetricsEndpoint(std::move(impl)));
+}
+
+MetricsEndpoint::MetricsEndpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MetricsEndpoint::~MetricsEndpoint() = default;
+
+std::string MetricsEndpoint::address() const { return impl_->address.ToString(); }
+
+}  // namespace wavekv

@@ -1,0 +1,125 @@
+#include "daemon/server/server.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/server/grpc_host.h"
+#include "daemon/server/lease_reaper.h"
+#include "daemon/server/metrics_endpoint.h"
+#include "daemon/server/service_core.h"
+#include "daemon/server/unix_acceptor.h"
+#include "proto/rpc/address.h"
+#include "storage/base/log.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv {
+namespace {
+
+// Makes the socket's own directory, so that the default address works at once. Its parents are the
+// operator's.
+absl::Status MakeSocketDirectory(const std::string& socket_path) {
+  const std::string directory = socket_path.substr(0, socket_path.rfind('/'));
+  if (directory.empty() || mkdir(directory.c_str(), 0755) == 0 || errno == EEXIST) {
+    return absl::OkStatus();
+  }
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot make the directory ", directory,
+                                                 " of the socket; make it, or choose another "
+                                                 "--listen"));
+}
+
+}  // namespace
+
+struct Server::Impl {
+  Impl(const ServerOptions& options, Engine* engine, UidIdentities uid_identities)
+      : identities(std::move(uid_identities)),
+        core(options, engine, RealClock()),
+        host(&core, &identities) {}
+
+  absl::Status Listen();
+  void Accept(UniqueFd connection, const PeerCredentials& peer);
+
+  const UidIdentities identities;
+  std::optional<TokenTable> tokens;
+  ServiceCore core;
+  GrpcHost host;
+  std::unique_ptr<UnixAcceptor> acceptor;
+  std::unique_ptr<MetricsEndpoint> metrics;
+  std::unique_ptr<LeaseReaper> reaper;
+  std::string unix_address;
+  std::string tcp_address;
+  bool shut_down = false;
+};
+
+absl::Status Server::Impl::Listen() {
+  const ServerOptions& options = core.options;
+  if (!options.listen.empty()) {
+    WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen));
+    WAVEKV_RETURN_IF_ERROR(MakeSocketDirectory(address.path));
+    WAVEKV_ASSIGN_OR_RETURN(acceptor, UnixAcceptor::Listen(address.path, options.socket_mode));
+    unix_address = address.ToString();
+  }
+  if (!options.metrics_address.empty()) {
+    WAVEKV_ASSIGN_OR_RETURN(metrics, MetricsEndpoint::Start(options.metrics_address, &core));
+  }
+  reaper = std::make_unique<LeaseReaper>(&core.registry, core.engine);
+  if (!options.listen_tcp.empty()) {
+    WAVEKV_ASSIGN_OR_RETURN(tokens, TokenTable::Load(options.token_file));
+    WAVEKV_ASSIGN_OR_RETURN(tcp_address, host.ServeTcp(options.listen_tcp, &*tokens));
+  }
+  if (acceptor != nullptr) {
+    acceptor->Start([this](UniqueFd connection, const PeerCredentials& peer) {
+      Accept(std::move(connection), peer);
+    });
+  }
+  return absl::OkStatus();
+}
+
+void Server::Impl::Accept(UniqueFd connection, const PeerCredentials& peer) {
+  const absl::Status served = host.ServeConnection(std::move(connection), peer.uid);
+  if (!served.ok()) {
+    Log(LogLevel::kWarning, "connection_refused",
+        {{"uid", peer.uid}, {"pid", peer.pid}, {"error", served}});
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
+                                                      Engine* engine) {
+  WAVEKV_RETURN_IF_ERROR(ValidateServerOptions(options));
+  WAVEKV_ASSIGN_OR_RETURN(UidIdentities identities,
+                          UidIdentities::Create(options.tenant_map, geteuid()));
+  auto impl = std::make_unique<Impl>(options, engine, std::move(identities));
+  const absl::Status listening = impl->Listen();
+  std::unique_ptr<Server> server(new Server(std::move(impl)));
+  if (!listening.ok()) return listening;
+  return server;
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Server::~Server() { Shutdown(); }
+
+void Server::Shutdown() {
+  if (std::exchange(impl_->shut_down, true)) return;
+  impl_->host.SetNotServing();
+  impl_->core.stopping.store(true);
+  if (impl_->acceptor != nullptr) impl_->acceptor->Stop();
+  impl_->core.streams.StopAll();
+  impl_->host.Shutdown(std::chrono::milliseconds(impl_->core.options.shutdown_grace_ms));
+  impl_->acceptor.reset();
+  impl_->metrics.reset();
+  impl_->reaper.reset();
+}
+
+std::string Server::unix_address() const { return impl_->unix_address; }
+std::string Server::tcp_address() const { return impl_->tcp_address; }
+std::string Server::metrics_address() const {
+  return impl_->metrics == nullptr ? "" : impl_->metrics->address();
+}
+
+}  // namespace wavekv

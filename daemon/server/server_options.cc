@@ -1,0 +1,118 @@
+#include "daemon/server/server_options.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "proto/rpc/address.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv {
+namespace {
+
+constexpr uint64_t kMessageBytesMin = 1ull << 20;
+constexpr uint64_t kMessageBytesMax = 1ull << 30;  // gRPC counts a message's bytes in an int.
+constexpr uint64_t kShutdownGraceMsMax = 600'000;
+
+absl::Status CheckRange(const char* flag, uint64_t value, uint64_t low, uint64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, " is ", value, ", expected ", low, " to ", high));
+}
+
+absl::Status CheckUnixAddress(const std::string& listen) {
+  WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(listen));
+  if (address.is_unix) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--listen=", listen,
+                                                 " is no UNIX socket; expected unix:/path (TCP "
+                                                 "has a flag of its own, --listen_tcp)"));
+}
+
+absl::Status CheckTcpAddress(const ServerOptions& options) {
+  WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen_tcp));
+  if (address.is_unix) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--listen_tcp=", options.listen_tcp, " is no host:port"));
+  }
+  if (!address.IsLoopback() && !options.allow_remote) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--listen_tcp=", options.listen_tcp,
+                     " can be reached from other hosts, without encryption; if that is wanted, "
+                     "say --allow_remote"));
+  }
+  if (options.token_file.empty()) {
+    return absl::InvalidArgumentError(
+        "--listen_tcp needs --token_file: over TCP a caller is known by its token only");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ValidateServerOptions(const ServerOptions& options) {
+  if (options.listen.empty() && options.listen_tcp.empty()) {
+    return absl::InvalidArgumentError("neither --listen nor --listen_tcp is given");
+  }
+  if (!options.listen.empty()) WAVEKV_RETURN_IF_ERROR(CheckUnixAddress(options.listen));
+  if (!options.listen_tcp.empty()) WAVEKV_RETURN_IF_ERROR(CheckTcpAddress(options));
+  if (!options.metrics_address.empty()) {
+    WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.metrics_address));
+    if (address.is_unix) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--metrics_address=", options.metrics_address, " is no host:port"));
+    }
+  }
+  if ((options.socket_mode & ~mode_t{0777}) != 0 || (options.socket_mode & 0600) != 0600) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--socket_mode is %o, expected an octal mode from 600 to 777", options.socket_mode));
+  }
+  WAVEKV_RETURN_IF_ERROR(CheckRange("uids_max", options.uids_max, 1, 1024));
+  WAVEKV_RETURN_IF_ERROR(
+      CheckRange("lease_ms", options.lease.lease_ms, kLeaseMsMin, options.lease.lease_ms_max));
+  WAVEKV_RETURN_IF_ERROR(CheckRange("clients_max", options.lease.clients_max, 1, 1u << 20));
+  WAVEKV_RETURN_IF_ERROR(CheckRange("message_bytes_max", options.message_bytes_max,
+                                    kMessageBytesMin, kMessageBytesMax));
+  WAVEKV_RETURN_IF_ERROR(CheckRange("worker_threads", options.worker_threads, 1, 256));
+  return CheckRange("shutdown_grace_ms", options.shutdown_grace_ms, 0, kShutdownGraceMsMax);
+}
+
+std::string DefaultListenAddress() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  const std::string base = runtime != nullptr && runtime[0] == '/' ? runtime : "/run";
+  return absl::StrCat("unix:", base, "/wavekv/wavekvd.sock");
+}
+
+absl::StatusOr<uint64_t> ParseByteSize(std::string_view text) {
+  struct Unit {
+    absl::string_view suffix;
+    int shift;
+  };
+  constexpr Unit kUnits[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+  absl::string_view digits(text.data(), text.size());
+  int shift = 0;
+  for (const Unit& unit : kUnits) {
+    if (digits.size() > unit.suffix.size() &&
+        digits.substr(digits.size() - unit.suffix.size()) == unit.suffix) {
+      digits.remove_suffix(unit.suffix.size());
+      shift = unit.shift;
+      break;
+    }
+  }
+  uint64_t count = 0;
+  // SimpleAtoi would take blanks and signs, too.
+  const bool plain = std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit);
+  if (!plain || !absl::SimpleAtoi(digits, &count) ||
+      count > (std::numeric_limits<uint64_t>::max() >> shift)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", absl::string_view(text.data(), text.size()),
+                     "\" is no size; expected bytes, or a whole number of KiB, MiB, GiB or TiB "
+                     "such as 8GiB"));
+  }
+  return count << shift;
+}
+
+}  // namespace wavekv

@@ -1,0 +1,52 @@
+// What the calls of all tenants share.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "daemon/engine/engine.h"
+#include "daemon/server/call_stats.h"
+#include "daemon/server/client_registry.h"
+#include "daemon/server/identity.h"
+#include "daemon/server/server_options.h"
+#include "daemon/server/stream_gate.h"
+#include "storage/base/clock.h"
+#include "storage/base/thread_pool.h"
+
+namespace wavekv {
+
+// Where a call works.
+enum class Lane : uint8_t {
+  kInline,   // In gRPC's thread: only what neither waits nor computes.
+  kStep,     // With the decode steps.
+  kPatient,  // May wait or compute for long; never holds up a decode step.
+};
+
+// One call's caller, known and with a lease.
+struct CallScope {
+  Caller caller;
+  ClientHold hold;
+
+  ClientId client() const { return hold.client(); }
+};
+
+struct ServiceCore {
+  // `engine` and `clock` must outlive the core.
+  ServiceCore(const ServerOptions& server_options, Engine* served_engine, const Clock* real_clock);
+
+  ThreadPool* lane(Lane lane) { return lane == Lane::kPatient ? &patient : &step; }
+
+  const ServerOptions options;
+  Engine* const engine;
+  const Clock* const clock;
+  const int64_t start_ms;
+  ClientRegistry registry;
+  CallStats stats;
+  StreamSet streams;
+  std::atomic<bool> stopping = false;
+  // Last, so that what they still run finds the rest.
+  ThreadPool step;
+  ThreadPool patient;
+};
+
+}  // namespace wavekv
