@@ -17,7 +17,7 @@
 
 namespace wavekv {
 
-inline constexpr size_t kFdMessageBytesMax = 64 * 1024;
+inline constexpr size_t kFdMessageBytesMax = size_t{64} << 10;
 
 // Who the kernel says the peer was when it connected (or listened).
 struct PeerCredentials {

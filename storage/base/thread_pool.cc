@@ -55,7 +55,7 @@ struct ThreadPool::Loop {
   }
 };
 
-ThreadPool::ThreadPool(ThreadPoolOptions options) : queue_max_(options.queue_max) {
+ThreadPool::ThreadPool(const ThreadPoolOptions& options) : queue_max_(options.queue_max) {
   WAVEKV_CHECK(options.thread_count >= 0, "a thread pool cannot have fewer than 0 threads");
   threads_.reserve(static_cast<size_t>(options.thread_count));
   for (int i = 0; i < options.thread_count; ++i) {

@@ -24,7 +24,7 @@ struct ThreadPoolOptions {
 // Thread-safe. Destruction runs what was accepted, then joins; nobody may submit meanwhile.
 class ThreadPool {
  public:
-  explicit ThreadPool(ThreadPoolOptions options);
+  explicit ThreadPool(const ThreadPoolOptions& options);
   ThreadPool(int thread_count, std::string name)
       : ThreadPool(ThreadPoolOptions{.thread_count = thread_count, .name = std::move(name)}) {}
   ~ThreadPool();

@@ -24,7 +24,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kMiB = uint64_t{1} << 20;
 using RunPtr = std::shared_ptr<Run>;  // In a test's body, Run is testing::Test::Run.
 
 std::shared_ptr<Arena> MustCreate(BlockPool* pool, const TenantId& tenant, uint64_t bytes,

@@ -126,7 +126,7 @@ TEST_F(FdSocketTest, StaleSocketIsReplacedAndPathRemovedAtTheEnd) {
   {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    std::strcpy(address.sun_path, path_.c_str());
+    path_.copy(address.sun_path, sizeof(address.sun_path) - 1);
     const UniqueFd dead(::socket(AF_UNIX, SOCK_SEQPACKET, 0));
     ASSERT_EQ(::bind(dead.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
   }
