@@ -9,8 +9,8 @@
 #include "proto/rpc/address.h"
 #include "proto/rpc/metadata.h"
 #include "proto/rpc/protocol_version.h"
-#include "proto/rpc/secret.h"
 #include "proto/rpc/status_conversion.h"
+#include "storage/base/random.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv::client {

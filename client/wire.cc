@@ -6,11 +6,16 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/rpc/tensor_wire.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv::client {
 namespace {
+
+std::string ShapeText(std::span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
 
 absl::Status BadReply(absl::string_view why) {
   return absl::InternalError(absl::StrCat("the daemon's reply is malformed: ", why));
