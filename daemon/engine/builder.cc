@@ -1,5 +1,7 @@
 #include "daemon/engine/builder.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -13,10 +15,7 @@ namespace wavekv {
 namespace {
 
 constexpr uint64_t kClusterSeed = 0x7761766500000000;  // Any constant: same input, same bits.
-constexpr uint64_t kAlignment = 64;
 constexpr int kNice = 10;
-
-constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) & ~(kAlignment - 1); }
 
 }  // namespace
 
@@ -41,40 +40,64 @@ void Builder::Schedule(std::shared_ptr<Sequence> sequence, uint32_t layer) {
 }
 
 void Builder::RunLayer(const std::shared_ptr<Sequence>& sequence, uint32_t layer) {
-  for (;;) {
-    if (stopping_) return;
-    absl::StatusOr<StartedJob> started = sequence->StartJob(layer);
-    if (!started.ok()) return;
-    absl::StatusOr<std::shared_ptr<const Segment>> segment =
-        BuildSegment(*sequence, *started->job, started->snapshot);
-    if (!segment.ok() && !absl::IsCancelled(segment.status())) {
-      Log(LogLevel::kWarning, "segment_build_failed",
-          {{"sequence", sequence->id().value()}, {"layer", layer}, {"status", segment.status()}});
-    }
-    // The rows that the new segment replaces go with the last reader, not with this snapshot.
-    started->snapshot = LayerSnapshot();
-    if (!sequence->FinishJob(layer, *started->job, std::move(segment))) return;
+  while (!stopping_ && BuildNext(sequence, layer)) {
     // Others first; with a full queue the layer goes on here.
     if (pool_.TrySubmit([this, sequence, layer] { RunLayer(sequence, layer); }).ok()) return;
   }
 }
 
+bool Builder::BuildNext(const std::shared_ptr<Sequence>& sequence, uint32_t layer) {
+  {
+    MutexLock lock(&mutex_);
+    building_.insert(sequence.get());
+  }
+  bool more = false;
+  absl::StatusOr<StartedJob> started = sequence->StartJob(layer);
+  if (started.ok()) {
+    absl::StatusOr<std::shared_ptr<const Segment>> segment =
+        BuildSegment(*sequence, layer, *started->job, started->snapshot);
+    if (!segment.ok() && !started->job->cancelled && !stopping_) {
+      Log(LogLevel::kWarning, "segment_build_failed",
+          {{"sequence", sequence->id().value()}, {"layer", layer}, {"status", segment.status()}});
+    }
+    // The rows that the new segment replaces go with the last reader, not with this snapshot.
+    started->snapshot = LayerSnapshot();
+    more = sequence->FinishJob(layer, *started->job, std::move(segment));
+  }
+  MutexLock lock(&mutex_);
+  building_.erase(building_.find(sequence.get()));
+  build_ended_.NotifyAll();
+  return more;
+}
+
+bool Builder::WaitForDropped(int64_t timeout_ms) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  const auto holds_memory = [](const Sequence* sequence) { return sequence->ended(); };
+  bool waited = false;
+  MutexLock lock(&mutex_);
+  while (std::any_of(building_.begin(), building_.end(), holds_memory)) {
+    waited = true;
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= left.zero()) break;
+    build_ended_.WaitFor(&mutex_, left);
+  }
+  return waited;
+}
+
 absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
-    Sequence& sequence, const BuildJob& job, const LayerSnapshot& snapshot) {
+    Sequence& sequence, uint32_t layer, const BuildJob& job, const LayerSnapshot& snapshot) {
   const ModelShape& shape = sequence.shape();
   const TokenRange range = job.range;
-  const uint64_t keys_bytes = AlignUp(range.size() * shape.key_bytes());
-  const uint64_t values_bytes = AlignUp(range.size() * shape.value_bytes());
-  WAVEKV_ASSIGN_OR_RETURN(
-      std::shared_ptr<Run> run,
-      sequence.memory()->AllocateSegment(shape.kv_head_count * (keys_bytes + values_bytes)));
+  const uint64_t keys_bytes = range.size() * shape.key_bytes();
+  const uint64_t values_bytes = range.size() * shape.value_bytes();
+  WAVEKV_ASSIGN_OR_RETURN(const RowMemory memory, sequence.memory()->AllocateSegment(layer, range));
   ClusterOptions options;
   options.tokens_per_cluster = sequence.spec().index.tokens_per_cluster;
   options.iterations = sequence.spec().index.kmeans_iterations;
   options.seed = kClusterSeed;
 
-  std::vector<std::byte> keys(range.size() * shape.key_bytes());
-  std::vector<std::byte> values(range.size() * shape.value_bytes());
+  std::vector<std::byte> keys(keys_bytes);
+  std::vector<std::byte> values(values_bytes);
   std::vector<SegmentHead> heads;
   for (uint32_t head = 0; head < shape.kv_head_count; ++head) {
     if (job.cancelled || stopping_) return absl::CancelledError("the build was given up");
@@ -84,7 +107,7 @@ absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
           std::memcpy(keys.data() + row * shape.key_bytes(), key, shape.key_bytes());
           std::memcpy(values.data() + row * shape.value_bytes(), value, shape.value_bytes());
         });
-    std::byte* const keys_out = run->data() + head * (keys_bytes + values_bytes);
+    std::byte* const keys_out = memory.base + head * (keys_bytes + values_bytes);
     const ClusterInput input = {range.begin,   static_cast<uint32_t>(range.size()),
                                 shape.key_dim, shape.value_dim,
                                 shape.dtype,   keys.data(),
@@ -93,10 +116,11 @@ absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
         SegmentHead clustered,
         backend_->ClusterSegment(input, options, keys_out, keys_out + keys_bytes));
     clustered.uid = next_uid_.fetch_add(1);
-    clustered.payload_owner = run;
+    clustered.payload_owner = memory.owner;
     heads.push_back(std::move(clustered));
   }
-  return std::make_shared<const Segment>(range, std::move(heads), std::move(run), gauge_);
+  return std::make_shared<const Segment>(range, std::move(heads),
+                                         shape.kv_head_count * (keys_bytes + values_bytes), gauge_);
 }
 
 }  // namespace wavekv

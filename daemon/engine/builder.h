@@ -4,11 +4,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <set>
 
 #include "absl/status/statusor.h"
 #include "daemon/engine/layer_version.h"
 #include "daemon/engine/sequence.h"
 #include "index/backend/compute_backend.h"
+#include "storage/base/mutex.h"
 #include "storage/base/thread_pool.h"
 
 namespace wavekv {
@@ -29,11 +31,16 @@ class Builder {
   // with Unavailable: its tokens stay exact, and the next append or BuildIndex tries again.
   void Schedule(std::shared_ptr<Sequence> sequence, uint32_t layer);
 
+  // Waits, up to timeout_ms, for the builds of dropped sequences that have not ended yet and hold
+  // memory. Returns whether there was one.
+  bool WaitForDropped(int64_t timeout_ms);
+
   uint64_t queue_size() const { return pool_.queue_size(); }
 
  private:
   void RunLayer(const std::shared_ptr<Sequence>& sequence, uint32_t layer);
-  absl::StatusOr<std::shared_ptr<const Segment>> BuildSegment(Sequence& sequence,
+  bool BuildNext(const std::shared_ptr<Sequence>& sequence, uint32_t layer);
+  absl::StatusOr<std::shared_ptr<const Segment>> BuildSegment(Sequence& sequence, uint32_t layer,
                                                               const BuildJob& job,
                                                               const LayerSnapshot& snapshot);
 
@@ -42,6 +49,9 @@ class Builder {
   const IndexGauge gauge_;
   std::atomic<uint64_t> next_uid_ = 1;
   std::atomic<bool> stopping_ = false;
+  Mutex mutex_;
+  CondVar build_ended_;
+  std::multiset<const Sequence*> building_ ABSL_GUARDED_BY(mutex_);  // Their threads keep them.
   ThreadPool pool_;  // Last: its threads use the fields above.
 };
 

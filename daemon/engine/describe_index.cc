@@ -64,7 +64,7 @@ IndexDescription DescribeLayers(std::span<const std::pair<uint32_t, LayerSnapsho
     uint64_t pool_bytes =
         (snapshot.chunks->size() * kChunkTokens + kSinkTokens) * shape.token_bytes();
     for (const auto& segment : snapshot.version->segments()) {
-      pool_bytes += segment->run().bytes();
+      pool_bytes += segment->pool_bytes();
       for (uint32_t head = first; head < end; ++head) {
         const SegmentHead& index = segment->head(head);
         sizes.insert(sizes.end(), index.sizes.begin(), index.sizes.end());

@@ -12,6 +12,12 @@
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
+namespace {
+
+// A dropped sequence's build ends at the next KV head: a fraction of a second.
+constexpr int64_t kWaitForDroppedMs = 2000;
+
+}  // namespace
 
 Engine::Impl::Impl(const EngineOptions& engine_options, uint32_t build_threads,
                    uint32_t compute_threads, std::shared_ptr<BlockPool> block_pool,
@@ -45,14 +51,15 @@ absl::StatusOr<std::shared_ptr<Sequence>> Engine::Impl::Make(const TenantId& ten
   }
   if (spec.attach_wave_buffer && stager == nullptr) {
     return absl::FailedPreconditionError(
-        "the sequence wants a wave buffer and this daemon has none; start wavebufferd and name it "
-        "to wavekvd, or create the sequence without attach_wave_buffer");
+        "the sequence wants a wave buffer and this daemon has none; start wavebufferd and name "
+        "its socket in --wave_buffer, or leave attach_wave_buffer out");
   }
   const SequenceId id = NextId();
   const std::string label = absl::StrCat("sequence ", id.value(), " ", spec.label);
   // What is more than there will ever be is refused before anything is evicted for it.
   const bool possible =
       PlanMemory(spec, build_thread_count).reserved_bytes <= pool->Usage().bytes_max;
+  bool waited = false;
   for (;;) {
     absl::StatusOr<std::unique_ptr<SequenceMemory>> memory =
         SequenceMemory::Create(pool, tenant, spec, build_thread_count, label);
@@ -60,8 +67,14 @@ absl::StatusOr<std::shared_ptr<Sequence>> Engine::Impl::Make(const TenantId& ten
       return std::make_shared<Sequence>(SequenceIdentity{id, tenant, spec}, owner,
                                         *std::move(memory), &builder, clock);
     }
-    const bool full = absl::IsResourceExhausted(memory.status());
-    if (!full || !possible || !EvictOne(tenant)) return memory.status();
+    if (!absl::IsResourceExhausted(memory.status()) || !possible) return memory.status();
+    // What was dropped a moment ago may still be with the builder.
+    if (!waited && builder.WaitForDropped(kWaitForDroppedMs)) {
+      waited = true;
+      continue;
+    }
+    if (!EvictOne(tenant)) return memory.status();
+    waited = false;
   }
 }
 

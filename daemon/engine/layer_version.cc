@@ -6,9 +6,9 @@
 
 namespace wavekv {
 
-Segment::Segment(TokenRange range, std::vector<SegmentHead> heads, std::shared_ptr<const Run> run,
+Segment::Segment(TokenRange range, std::vector<SegmentHead> heads, uint64_t pool_bytes,
                  IndexGauge gauge)
-    : range_(range), heads_(std::move(heads)), run_(std::move(run)), gauge_(std::move(gauge)) {
+    : range_(range), heads_(std::move(heads)), pool_bytes_(pool_bytes), gauge_(std::move(gauge)) {
   for (const SegmentHead& head : heads_) {
     WAVEKV_CHECK(head.first_position == range_.begin && head.token_count == range_.size(),
                  "every head of a segment holds its whole range");

@@ -8,7 +8,6 @@
 
 #include "daemon/engine/cut_plan.h"
 #include "index/segment.h"
-#include "storage/block_pool.h"
 
 namespace wavekv {
 
@@ -18,22 +17,21 @@ using IndexGauge = std::shared_ptr<std::atomic<uint64_t>>;
 // A clustered segment of one layer, all KV heads. Immutable; shared by versions, forks and readers.
 class Segment {
  public:
-  // `heads` one per KV head, their payload in `run`.
-  Segment(TokenRange range, std::vector<SegmentHead> heads, std::shared_ptr<const Run> run,
-          IndexGauge gauge);
+  // `heads` one per KV head; they own their payload, `pool_bytes` of the block pool.
+  Segment(TokenRange range, std::vector<SegmentHead> heads, uint64_t pool_bytes, IndexGauge gauge);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
   const TokenRange& range() const { return range_; }
   const SegmentHead& head(uint32_t kv_head) const { return heads_[kv_head]; }
-  const Run& run() const { return *run_; }
+  uint64_t pool_bytes() const { return pool_bytes_; }
   uint64_t index_bytes() const { return index_bytes_; }
 
  private:
   const TokenRange range_;
   const std::vector<SegmentHead> heads_;
-  const std::shared_ptr<const Run> run_;
+  const uint64_t pool_bytes_;
   const IndexGauge gauge_;
   uint64_t index_bytes_ = 0;
 };

@@ -20,8 +20,11 @@ Sequence::Sequence(SequenceIdentity identity, ClientId owner,
       owner_(owner),
       last_use_ms_(clock->NowMs()) {
   for (const uint32_t layer : spec().index.dense_layers) dense_[layer] = true;
-  const auto empty = std::make_shared<const LayerVersion>(0, SegmentList(), shape().kv_head_count);
-  for (Layer& layer : layers_) layer.version = empty;
+  for (Layer& layer : layers_) layer.version = EmptyVersion();
+}
+
+std::shared_ptr<const LayerVersion> Sequence::EmptyVersion() const {
+  return std::make_shared<const LayerVersion>(0, SegmentList(), shape().kv_head_count);
 }
 
 const ZoneBudget& Sequence::Budget(uint32_t layer) const {
@@ -122,16 +125,6 @@ bool Sequence::building() const {
                      [](const Layer& layer) { return !layer.builds.idle(); });
 }
 
-uint64_t Sequence::version() const {
-  MutexLock lock(&mutex_);
-  return version_;
-}
-
-void Sequence::Touch() {
-  MutexLock lock(&mutex_);
-  last_use_ms_ = clock_->NowMs();
-}
-
 void Sequence::SetPinned(bool pinned) {
   MutexLock lock(&mutex_);
   pinned_ = pinned;
@@ -151,9 +144,9 @@ bool Sequence::ReleaseOwner(ClientId owner) {
   return false;
 }
 
-ClientId Sequence::owner() const {
+bool Sequence::ended() const {
   MutexLock lock(&mutex_);
-  return owner_;
+  return ended_;
 }
 
 bool Sequence::Evictable() const {
@@ -181,7 +174,13 @@ void Sequence::End() {
 
 void Sequence::EndLocked() {
   ended_ = true;
-  for (Layer& layer : layers_) layer.builds.Truncate(0);
+  for (Layer& layer : layers_) {
+    layer.builds.Truncate(0);
+    layer.content = LayerContent();
+    layer.version = EmptyVersion();
+    layer.last_queries = nullptr;
+  }
+  memory_->Close();
   build_changed_.NotifyAll();
 }
 

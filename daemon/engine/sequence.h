@@ -66,7 +66,6 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   SequenceStatus Status() const;
   absl::Status CheckGeneration(Generation wanted) const;
   bool building() const;
-  uint64_t version() const;
 
   // Writes (sequence_write.cc). The generation must be named.
   absl::StatusOr<InsertOutcome> Append(Generation generation, const RowBatch& batch,
@@ -92,19 +91,19 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // Life.
   class Use;
-  void Touch();
   void SetPinned(bool pinned);
   void SetTtl(uint64_t ttl_ms);
   // The owner's lease ended. Returns false when the sequence goes with it, and ends it.
   bool ReleaseOwner(ClientId owner);
-  ClientId owner() const;
   // Nobody's, not pinned and without a call in progress: may be evicted for others.
   bool Evictable() const;
   int64_t last_use_ms() const;
   // Ends it when its TTL has passed. Returns whether it did.
   bool EndIfExpired();
-  // New calls are refused; builds are cancelled; running calls finish on what they hold.
+  // New calls are refused; builds are cancelled; memory goes back to the pool but for what running
+  // calls hold.
   void End();
+  bool ended() const;
 
   void AddCounters(const StepCounters& counters);
   void RememberQueries(uint32_t layer, QueryVectors queries);
@@ -122,6 +121,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status CheckAlive(Generation wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckWrite(Generation generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   LayerSnapshot SnapshotLocked(uint32_t layer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<const LayerVersion> EmptyVersion() const;
   uint64_t TokenCountLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -129,7 +129,6 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
                              AppendMode mode) const;
   absl::Status CheckSameRows(const RowBatch& batch, size_t layer_idx,
                              const LayerSnapshot& snapshot) const;
-  void InstallLocked(uint32_t layer, LayerContent content) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Queues what the rules cut at the layer's token count.
   void PlanAfterAppendLocked(uint32_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishLocked(uint32_t layer, SegmentList segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,30 +1,31 @@
 #include "daemon/engine/sequence_memory.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
 namespace {
 
-constexpr uint64_t kAlignment = 64;  // Of runs, and of each head's K and V in a segment.
-
-constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
+constexpr uint64_t kRunAlignment = 64;
+constexpr uint64_t kArenaAlignment = 4096;  // The pool charges whole pages.
+// Pieces for each layer in the frames of small pieces: the layer's sink and a copy of it beside
+// (truncation within the sink); one copy of a partial chunk.
+constexpr uint64_t kSinksPerLayer = 2;
+constexpr uint64_t kSpareChunksPerLayer = 1;
 
 constexpr uint64_t DivideUp(uint64_t value, uint64_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 
-// The longest segment a sequence can have.
-uint64_t LongestSegment(const SequenceSpec& spec) {
-  if (spec.max_tokens < kSinkTokens + spec.index.small_segment_tokens + kLocalTokens) return 0;
-  return std::min<uint64_t>(spec.index.segment_tokens, RoundUp(spec.max_tokens, kChunkTokens));
+constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
+  return DivideUp(value, multiple) * multiple;
 }
 
 // Index bytes of one token of one layer, all heads. Splitting of wide and of large clusters makes
-// more of them than tokens / tokens_per_cluster; the excess seen stays under a half.
+// more of them than tokens / tokens_per_cluster; half as many again is allowed for.
 uint64_t IndexBytesPerToken(const SequenceSpec& spec) {
   const uint64_t cluster_bytes =
       2 * (spec.shape.key_dim + spec.shape.value_dim) + 2 + 3 * 4 + 2 * 4;
@@ -34,63 +35,28 @@ uint64_t IndexBytesPerToken(const SequenceSpec& spec) {
 
 }  // namespace
 
-uint64_t ClusteredLayerCount(const SequenceSpec& spec) {
-  return LongestSegment(spec) == 0 ? 0 : spec.shape.layer_count - spec.index.dense_layers.size();
-}
-
 MemoryPlan PlanMemory(const SequenceSpec& spec, uint32_t build_threads) {
   const uint64_t layers = spec.shape.layer_count;
-  const uint64_t clustered_layers = ClusteredLayerCount(spec);
-  const uint64_t longest = LongestSegment(spec);
-  // Rows, then for each layer two copies of a partial chunk (truncation) and room for a stretch
-  // beside its small segments; re-clustering needs the stretch once more, in the layers at work.
-  const uint64_t tokens = layers * (RoundUp(spec.max_tokens, kChunkTokens) + 2 * kChunkTokens) +
-                          clustered_layers * longest +
-                          std::min<uint64_t>(build_threads, clustered_layers) * longest;
-  const uint64_t sinks = layers * RoundUp(kSinkTokens * spec.shape.token_bytes(), kAlignment);
-  const uint64_t segments_per_layer =
-      spec.max_tokens / spec.index.segment_tokens + longest / spec.index.small_segment_tokens + 2;
-  const uint64_t padding =
-      clustered_layers * segments_per_layer * spec.shape.kv_head_count * 2 * kAlignment;
+  const uint64_t token_bytes = spec.shape.token_bytes();
+  const bool ever_clustered =
+      spec.max_tokens >= kSinkTokens + spec.index.small_segment_tokens + kLocalTokens;
+  const uint64_t clustered_layers = ever_clustered ? layers - spec.index.dense_layers.size() : 0;
   MemoryPlan plan;
-  plan.arena_bytes = RoundUp(tokens * spec.shape.token_bytes() + sinks + padding, 4096);
+  plan.frame_tokens =
+      std::min<uint64_t>(spec.index.segment_tokens, RoundUp(spec.max_tokens, kChunkTokens));
+  // A stretch has a frame of rows until it is clustered, and then one of segments; the one that is
+  // clustered now has both. Re-clustering takes a frame more, in the layers at work.
+  plan.frame_count = layers * DivideUp(spec.max_tokens, plan.frame_tokens) + clustered_layers +
+                     std::min<uint64_t>(build_threads, clustered_layers);
+  const uint64_t bytes =
+      RoundUp(plan.frame_tokens * token_bytes, kRunAlignment) * plan.frame_count +
+      RoundUp(layers * kSinksPerLayer * kSinkTokens * token_bytes, kRunAlignment) +
+      RoundUp(layers * kSpareChunksPerLayer * kChunkTokens * token_bytes, kRunAlignment);
+  plan.arena_bytes = RoundUp(bytes, kArenaAlignment);
   plan.reserved_bytes =
       plan.arena_bytes + clustered_layers * spec.max_tokens * IndexBytesPerToken(spec);
   return plan;
 }
-
-// The rows of one stretch of one layer, handed out chunk by chunk. A slot comes back when the last
-// reader of its chunk has gone, so that rows of a truncated chunk are not written again before.
-class SequenceMemory::Frame : public std::enable_shared_from_this<Frame> {
- public:
-  Frame(std::shared_ptr<Run> run, uint64_t chunk_bytes, uint32_t chunk_count)
-      : run_(std::move(run)), chunk_bytes_(chunk_bytes) {
-    for (uint32_t slot = chunk_count; slot > 0; --slot) free_slots_.push_back(slot - 1);
-  }
-
-  // False when every slot is in use.
-  bool Take(RowChunk* chunk) {
-    MutexLock lock(&mutex_);
-    if (free_slots_.empty()) return false;
-    const uint32_t slot = free_slots_.back();
-    free_slots_.pop_back();
-    chunk->base = run_->data() + slot * chunk_bytes_;
-    chunk->owner = std::shared_ptr<const void>(
-        chunk->base, [frame = shared_from_this(), slot](const void*) { frame->Return(slot); });
-    return true;
-  }
-
- private:
-  void Return(uint32_t slot) {
-    MutexLock lock(&mutex_);
-    free_slots_.push_back(slot);
-  }
-
-  const std::shared_ptr<Run> run_;
-  const uint64_t chunk_bytes_;
-  Mutex mutex_;
-  std::vector<uint32_t> free_slots_ ABSL_GUARDED_BY(mutex_);
-};
 
 absl::StatusOr<std::unique_ptr<SequenceMemory>> SequenceMemory::Create(
     std::shared_ptr<BlockPool> pool, const TenantId& tenant, const SequenceSpec& spec,
@@ -99,66 +65,79 @@ absl::StatusOr<std::unique_ptr<SequenceMemory>> SequenceMemory::Create(
   WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
                           pool->CreateArena(tenant, plan.arena_bytes, plan.reserved_bytes, label));
   return std::unique_ptr<SequenceMemory>(
-      new SequenceMemory(std::move(pool), std::move(arena), spec, std::move(label)));
+      new SequenceMemory(std::move(pool), std::move(arena), spec, plan, std::move(label)));
 }
 
 SequenceMemory::SequenceMemory(std::shared_ptr<BlockPool> pool, std::shared_ptr<Arena> arena,
-                               const SequenceSpec& spec, std::string label)
+                               const SequenceSpec& spec, const MemoryPlan& plan, std::string label)
     : pool_(std::move(pool)),
-      arena_(std::move(arena)),
+      tenant_(arena->tenant()),
       label_(std::move(label)),
+      layer_count_(spec.shape.layer_count),
       token_bytes_(spec.shape.token_bytes()),
-      segment_tokens_(spec.index.segment_tokens),
-      max_tokens_(spec.max_tokens) {}
+      frame_tokens_(plan.frame_tokens),
+      stretch_tokens_(spec.index.segment_tokens),
+      arena_(std::move(arena)) {}
 
 absl::StatusOr<RowChunk> SequenceMemory::AllocateSink() {
   MutexLock lock(&mutex_);
-  WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Allocate(kSinkTokens * token_bytes_));
-  std::byte* const base = run->data();
-  return RowChunk{base, 0, kSinkTokens, std::move(run)};
+  WAVEKV_RETURN_IF_ERROR(CheckOpen());
+  WAVEKV_ASSIGN_OR_RETURN(RowMemory memory,
+                          AllocateSmall(kSinkTokens, kSinksPerLayer * layer_count_, &sinks_));
+  return RowChunk{memory.base, 0, kSinkTokens, std::move(memory.owner)};
 }
 
 absl::StatusOr<RowChunk> SequenceMemory::AllocateChunk(uint32_t layer, uint64_t first_position) {
   MutexLock lock(&mutex_);
-  RowChunk chunk = {nullptr, first_position, kChunkTokens, nullptr};
-  const std::shared_ptr<Frame> frame = FrameOf(layer, first_position / segment_tokens_);
-  if (frame != nullptr && frame->Take(&chunk)) return chunk;
-  WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Allocate(kChunkTokens * token_bytes_));
-  chunk.base = run->data();
-  chunk.owner = std::move(run);
-  return chunk;
+  WAVEKV_RETURN_IF_ERROR(CheckOpen());
+  const FrameKey key = {layer, first_position / stretch_tokens_, Content::kRows};
+  std::shared_ptr<MemoryFrame> frame = KnownFrame(key);
+  if (frame == nullptr) {
+    absl::StatusOr<std::shared_ptr<Run>> run = AllocateReserved(frame_tokens_ * token_bytes_);
+    if (run.ok()) frame = AddFrame(key, *std::move(run));
+  }
+  std::optional<RowMemory> memory;
+  if (frame != nullptr) memory = frame->Take({first_position, first_position + kChunkTokens});
+  if (!memory.has_value()) {
+    WAVEKV_ASSIGN_OR_RETURN(
+        memory, AllocateSmall(kChunkTokens, kSpareChunksPerLayer * layer_count_, &spare_chunks_));
+  }
+  return RowChunk{memory->base, first_position, kChunkTokens, std::move(memory->owner)};
 }
 
-absl::StatusOr<std::shared_ptr<Run>> SequenceMemory::AllocateSegment(uint64_t bytes) {
+absl::StatusOr<RowMemory> SequenceMemory::AllocateSegment(uint32_t layer, const TokenRange& range) {
   MutexLock lock(&mutex_);
-  return Allocate(bytes);
+  WAVEKV_RETURN_IF_ERROR(CheckOpen());
+  const FrameKey key = {layer, range.begin / stretch_tokens_, Content::kSegments};
+  if (const std::shared_ptr<MemoryFrame> frame = KnownFrame(key)) {
+    if (std::optional<RowMemory> memory = frame->Take(range)) return *std::move(memory);
+  }
+  // The first of its stretch, or one that replaces others, which keep their frame until they go.
+  WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Allocate(frame_tokens_ * token_bytes_));
+  return *AddFrame(key, std::move(run))->Take(range);
+}
+
+void SequenceMemory::Close() {
+  MutexLock lock(&mutex_);
+  frames_.clear();
+  sinks_ = nullptr;
+  spare_chunks_ = nullptr;
+  overflow_.clear();
+  arena_ = nullptr;
 }
 
 uint64_t SequenceMemory::reserved_bytes() const {
   MutexLock lock(&mutex_);
-  uint64_t bytes = arena_->reserved_bytes();
+  uint64_t bytes = arena_ == nullptr ? 0 : arena_->reserved_bytes();
   for (const std::weak_ptr<Arena>& overflow : overflow_) {
     if (const std::shared_ptr<Arena> arena = overflow.lock()) bytes += arena->reserved_bytes();
   }
   return bytes;
 }
 
-std::shared_ptr<SequenceMemory::Frame> SequenceMemory::FrameOf(uint32_t layer, uint64_t stretch) {
-  std::weak_ptr<Frame>& known = frames_[{layer, stretch}];
-  std::shared_ptr<Frame> frame = known.lock();
-  if (frame != nullptr) return frame;
-  std::erase_if(frames_, [&](const auto& entry) {
-    return entry.first != std::pair(layer, stretch) && entry.second.expired();
-  });
-  const uint64_t begin = stretch * segment_tokens_;
-  const uint64_t tokens =
-      std::min(segment_tokens_, RoundUp(std::max(max_tokens_, begin + 1) - begin, kChunkTokens));
-  absl::StatusOr<std::shared_ptr<Run>> run = AllocateReserved(tokens * token_bytes_);
-  if (!run.ok()) return nullptr;
-  frame = std::make_shared<Frame>(*std::move(run), kChunkTokens * token_bytes_,
-                                  static_cast<uint32_t>(tokens / kChunkTokens));
-  frames_[{layer, stretch}] = frame;
-  return frame;
+absl::Status SequenceMemory::CheckOpen() const {
+  if (arena_ != nullptr) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(label_, " was dropped"));
 }
 
 absl::StatusOr<std::shared_ptr<Run>> SequenceMemory::AllocateReserved(uint64_t bytes) {
@@ -175,12 +154,38 @@ absl::StatusOr<std::shared_ptr<Run>> SequenceMemory::Allocate(uint64_t bytes) {
   if (run.ok()) return run;
   std::erase_if(overflow_, [](const std::weak_ptr<Arena>& arena) { return arena.expired(); });
   const uint64_t overflow_bytes =
-      RoundUp(std::max<uint64_t>(bytes, segment_tokens_ * token_bytes_) + kAlignment, 4096);
-  WAVEKV_ASSIGN_OR_RETURN(
-      std::shared_ptr<Arena> arena,
-      pool_->CreateArena(arena_->tenant(), overflow_bytes, overflow_bytes, label_ + " overflow"));
+      std::max(RoundUp(bytes, kRunAlignment), RoundUp(frame_tokens_ * token_bytes_, kRunAlignment));
+  WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
+                          pool_->CreateArena(tenant_, overflow_bytes, overflow_bytes,
+                                             absl::StrCat(label_, " overflow")));
   overflow_.push_back(arena);
   return arena->Allocate(bytes);
+}
+
+std::shared_ptr<MemoryFrame> SequenceMemory::KnownFrame(const FrameKey& key) {
+  const auto known = frames_.find(key);
+  return known == frames_.end() ? nullptr : known->second.lock();
+}
+
+std::shared_ptr<MemoryFrame> SequenceMemory::AddFrame(const FrameKey& key,
+                                                      std::shared_ptr<Run> run) {
+  std::erase_if(frames_, [](const auto& entry) { return entry.second.expired(); });
+  auto frame = std::make_shared<MemoryFrame>(std::move(run), std::get<1>(key) * stretch_tokens_,
+                                             frame_tokens_, token_bytes_);
+  frames_[key] = frame;
+  return frame;
+}
+
+absl::StatusOr<RowMemory> SequenceMemory::AllocateSmall(uint64_t tokens, uint64_t count,
+                                                        std::shared_ptr<MemoryFrame>* pieces) {
+  if (*pieces == nullptr) {
+    WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Allocate(count * tokens * token_bytes_));
+    *pieces = std::make_shared<MemoryFrame>(std::move(run), 0, count * tokens, token_bytes_);
+  }
+  if (std::optional<RowMemory> memory = (*pieces)->TakeAny(tokens)) return *std::move(memory);
+  WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Allocate(tokens * token_bytes_));
+  std::byte* const base = run->data();
+  return RowMemory{base, std::move(run)};
 }
 
 }  // namespace wavekv

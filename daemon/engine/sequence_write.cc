@@ -90,6 +90,7 @@ absl::StatusOr<InsertOutcome> Sequence::Append(Generation generation, const RowB
   InsertOutcome outcome;
   {
     MutexLock lock(&mutex_);
+    WAVEKV_RETURN_IF_ERROR(CheckAlive(generation));  // Dropped meanwhile?
     for (size_t i = 0; i < batch.layers.size(); ++i) {
       layers_[batch.layers[i]].content = std::move(contents[i]);
       PlanAfterAppendLocked(batch.layers[i]);
@@ -131,6 +132,7 @@ absl::StatusOr<Generation> Sequence::Truncate(Generation generation, uint64_t to
   Generation bumped;
   {
     MutexLock lock(&mutex_);
+    WAVEKV_RETURN_IF_ERROR(CheckAlive(generation));  // Dropped meanwhile?
     bumped = generation_ = Generation(generation_.value() + 1);
     for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
       Layer& state = layers_[layer];

@@ -156,9 +156,8 @@ absl::Status ValidateSpec(const SequenceSpec& spec, uint64_t tokens_max) {
                      ", expected below ", total_heads));
   }
   if (spec.max_tokens < 1 || spec.max_tokens > tokens_max) {
-    return absl::InvalidArgumentError(absl::StrCat("max_tokens is ", spec.max_tokens,
-                                                   ", expected 1 to ", tokens_max,
-                                                   " (the daemon's tokens_max)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_tokens is ", spec.max_tokens, ", expected 1 to ", tokens_max, " (--tokens_max)"));
   }
   if (spec.label.size() > kLabelBytesMax) {
     return absl::InvalidArgumentError(
