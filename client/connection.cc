@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "grpc/grpc.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "proto/rpc/address.h"
@@ -23,16 +24,28 @@ constexpr milliseconds kProbeDeadline{250};
 constexpr milliseconds kReconnectWait{200};
 constexpr milliseconds kCloseDeadline{500};
 constexpr milliseconds kRetryInterval{250};  // Of the heartbeat while the daemon is away.
+// gRPC names it the least backoff, and takes it for the time that a connection attempt may last.
+constexpr int kConnectTimeoutMs = 5000;
 constexpr int kBackoffMinMs = 50;
 constexpr int kBackoffMaxMs = 500;
 // A reply is bounded by the largest inline Query: steady zone and retrieved rows of one layer.
 constexpr int kReplyBytesMax = 256 << 20;
 constexpr size_t kClientNameBytesMax = 128;
 
+// Holds gRPC's library up until the process ends. Its shutdown, which the last channel to go would
+// run, now and then waits 10 s for a poller of its own (seen with 1.51 on a busy machine).
+void KeepGrpcUp() {
+  static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+  (void)kept;
+}
+
 grpc::ChannelArguments ChannelArgs() {
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kBackoffMinMs);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kBackoffMinMs);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
   // A connection of our own: sessions of one process must not queue behind each other.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -117,6 +130,7 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(ClientOptions optio
   WAVEKV_RETURN_IF_ERROR(CheckOptions(options));
   WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.address));
   options.address = address.ToString();
+  KeepGrpcUp();
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), ChannelArgs());
   const milliseconds deadline = options.deadline;
@@ -175,35 +189,59 @@ absl::Status Connection::Run(const CallOptions& call, Attempt attempt) {
           " has become ", attachment->epoch,
           ") and the sequence is gone; the session has attached again: create the sequence anew"));
     }
-    if (suspect_.load(std::memory_order_relaxed) && !Probe(attachment, call_deadline)) {
-      return Silent(call.name);
+    if (suspect_.load(std::memory_order_relaxed)) {
+      WAVEKV_RETURN_IF_ERROR(Probe(call.name, attachment, call_deadline));
     }
     RunningCall running(this, *attachment, call_deadline);
     const grpc::Status status = attempt(*stub_, running.context(), *attachment);
+    if (status.ok()) return absl::OkStatus();
     if (running.Refused(status)) {
-      lost = FromGrpcStatus(status);
       Invalidate(attachment);
-      continue;
+    } else {
+      const absl::Status verdict = Judge(call, status, attachment, deadline);
+      // A connection that broke may have been the daemon's restart; the heartbeat has found out.
+      const bool restarted = absl::IsUnavailable(verdict) && !IsCurrent(attachment);
+      if (!restarted) return verdict;
     }
-    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-      if (!Probe(attachment, deadline)) return Silent(call.name);
+    lost = FromGrpcStatus(status);
+  }
+  return lost;
+}
+
+absl::Status Connection::Judge(const CallOptions& call, const grpc::Status& status,
+                               const std::shared_ptr<const Attachment>& attachment,
+                               TimePoint deadline) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      WAVEKV_RETURN_IF_ERROR(Probe(call.name, attachment, deadline));
       return absl::DeadlineExceededError(absl::StrCat(
           call.name, ": no answer within ", call.deadline.count(), " ms, but the daemon at ",
           options_.address, " lives; is it overloaded, or the deadline too short?"));
-    }
-    if (status.error_code() == grpc::StatusCode::CANCELLED && !closed()) return Silent(call.name);
-    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-      return absl::UnavailableError(
-          absl::StrCat(call.name, ": daemon at ", options_.address, ": ", status.error_message()));
-    }
-    return FromGrpcStatus(status);
+    case grpc::StatusCode::UNAVAILABLE:
+      WAVEKV_RETURN_IF_ERROR(Probe(call.name, attachment, deadline));
+      return absl::UnavailableError(absl::StrCat(call.name, ": ", status.error_message()));
+    case grpc::StatusCode::CANCELLED:
+      // By Close, or by the heartbeat after one deadline without an answer.
+      if (closed()) return FromGrpcStatus(status);
+      return Silent(call.name);
+    default:
+      return FromGrpcStatus(status);
   }
-  return lost;
+}
+
+bool Connection::IsCurrent(const std::shared_ptr<const Attachment>& attachment) const {
+  MutexLock lock(&mutex_);
+  return attached_ && attachment_ == attachment;
 }
 
 absl::Status Connection::Silent(const char* name) const {
   return absl::UnavailableError(absl::StrCat(name, ": the daemon at ", options_.address,
                                              " does not answer (stopped, or overloaded?)"));
+}
+
+absl::Status Connection::Away(const char* name, absl::string_view why) const {
+  return absl::UnavailableError(absl::StrCat(name, ": no daemon at ", options_.address, ": ", why,
+                                             "; is wavekvd running, with this address?"));
 }
 
 absl::StatusOr<std::shared_ptr<const Attachment>> Connection::EnsureAttached(TimePoint deadline) {
@@ -244,9 +282,7 @@ absl::StatusOr<std::shared_ptr<const Attachment>> Connection::Attach(TimePoint d
   }
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return Silent("Attach");
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return absl::UnavailableError(absl::StrCat("Attach: no daemon at ", options_.address, ": ",
-                                               status.error_message(),
-                                               "; is wavekvd running, with this address?"));
+    return Away("Attach", status.error_message());
   }
   return FromGrpcStatus(status);
 }
@@ -306,13 +342,17 @@ void Connection::NudgeChannel(TimePoint deadline) {
   } while (state == GRPC_CHANNEL_IDLE || state == GRPC_CHANNEL_CONNECTING);
 }
 
-bool Connection::Probe(const std::shared_ptr<const Attachment>& attachment, TimePoint deadline) {
+absl::Status Connection::Probe(const char* name,
+                               const std::shared_ptr<const Attachment>& attachment,
+                               TimePoint deadline) {
   const TimePoint until = std::min<TimePoint>(deadline, system_clock::now() + kProbeDeadline);
   const absl::Status status = Heartbeat(attachment, until);
-  // Any verdict of the daemon is a sign of life.
-  const bool alive = !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status);
-  suspect_.store(!alive, std::memory_order_relaxed);
-  return alive;
+  // Any other verdict of the daemon is a sign of life.
+  const bool silent = absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+  const bool away = absl::IsUnavailable(status);
+  suspect_.store(silent || away, std::memory_order_relaxed);
+  if (silent) return Silent(name);
+  return away ? Away(name, status.message()) : absl::OkStatus();
 }
 
 absl::Status Connection::Heartbeat(const std::shared_ptr<const Attachment>& attachment,

@@ -94,13 +94,19 @@ class Connection {
                grpc::ClientContext* context) const;
   // Cuts gRPC's reconnect backoff short, so that a daemon that is back is found at once.
   void NudgeChannel(TimePoint deadline);
-  // One short heartbeat: whether anybody answers.
-  bool Probe(const std::shared_ptr<const Attachment>& attachment, TimePoint deadline);
+  // What a failed call means; asks with a heartbeat where its own status cannot tell.
+  absl::Status Judge(const CallOptions& call, const grpc::Status& status,
+                     const std::shared_ptr<const Attachment>& attachment, TimePoint deadline);
+  // One short heartbeat: OK when anybody answers, Unavailable for the call `name` otherwise.
+  absl::Status Probe(const char* name, const std::shared_ptr<const Attachment>& attachment,
+                     TimePoint deadline);
+  bool IsCurrent(const std::shared_ptr<const Attachment>& attachment) const;
   absl::Status Heartbeat(const std::shared_ptr<const Attachment>& attachment, TimePoint deadline);
   void HeartbeatLoop();
   // Cancels every RPC under way.
   void CancelRunning();
   absl::Status Silent(const char* name) const;
+  absl::Status Away(const char* name, absl::string_view why) const;
 
   const ClientOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/calls.h"
 #include "client/sequence_impl.h"
 #include "client/validation.h"
 #include "client/wire.h"
@@ -29,26 +30,7 @@ absl::StatusOr<BuildResult> Sequence::BuildIndex(
     const std::function<void(const BuildProgress&)>& progress) {
   v1::BuildIndexRequest request;
   impl_->FillRef(request.mutable_sequence());
-  v1::BuildIndexProgress message;
-  WAVEKV_RETURN_IF_ERROR(impl_->connection->Run(
-      impl_->LongCall("BuildIndex"),
-      [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
-        const auto reader = stub.BuildIndex(context, request);
-        while (reader->Read(&message)) {
-          if (progress == nullptr) continue;
-          progress({.tokens_done = message.tokens_done(),
-                    .tokens_total = message.tokens_total(),
-                    .done = message.done()});
-        }
-        return reader->Finish();
-      }));
-  if (!message.done()) {
-    return absl::InternalError(absl::StrCat("BuildIndex of sequence ", impl_->id,
-                                            ": the daemon's stream ended before it was done"));
-  }
-  WAVEKV_RETURN_IF_ERROR(
-      impl_->CheckGeneration(request.sequence().generation(), message.generation()));
-  return BuildResult{.generation = message.generation(), .version = message.version()};
+  return RunBuild(*impl_->connection, impl_->epoch, request, progress);
 }
 
 absl::StatusOr<Attention> Sequence::Attend(uint32_t layer, const Tensor& queries,
@@ -188,9 +170,9 @@ absl::StatusOr<Attention> Sequence::AttendStaged(uint32_t layer, const Tensor& q
                      " was created without SequenceOptions::attach_wave_buffer"));
   }
   const StepLedger::Ticket ticket = impl_->steps.Begin();
-  absl::StatusOr<QueryResult> query = impl_->RunQuery(layer, queries, options, ticket);
-  absl::StatusOr<Attention> attention = query.status();
-  if (query.ok()) attention = impl_->AttendStep(queries, *query);
+  const absl::StatusOr<QueryResult> query = impl_->RunQuery(layer, queries, options, ticket);
+  absl::StatusOr<Attention> attention =
+      query.ok() ? impl_->AttendStep(queries, *query) : absl::StatusOr<Attention>(query.status());
   impl_->steps.Finish(ticket);
   return attention;
 }

@@ -201,17 +201,4 @@ absl::StatusOr<Attention> Sequence::Impl::AttendStep(const Tensor& queries,
   return attention;
 }
 
-absl::Status RunAttend(Connection& connection, uint64_t epoch, const v1::AttendRequest& request,
-                       v1::AttendReply* reply) {
-  WAVEKV_RETURN_IF_ERROR(
-      connection.Run({.name = "Attend", .deadline = connection.options().deadline, .epoch = epoch},
-                     [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
-                       return stub.Attend(context, request, reply);
-                     }));
-  if (reply->results_size() == request.items_size()) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("the daemon's reply is malformed: ", reply->results_size(), " results for ",
-                   request.items_size(), " items"));
-}
-
 }  // namespace wavekv::client

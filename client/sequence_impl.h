@@ -67,8 +67,4 @@ struct Sequence::Impl {
   std::vector<uint64_t> token_counts_ ABSL_GUARDED_BY(mutex_);  // By layer.
 };
 
-// Attend with as many results as items, or an error.
-absl::Status RunAttend(Connection& connection, uint64_t epoch, const v1::AttendRequest& request,
-                       v1::AttendReply* reply);
-
 }  // namespace wavekv::client

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/calls.h"
 #include "client/connection.h"
 #include "client/sequence_impl.h"
 #include "client/validation.h"

@@ -1,5 +1,6 @@
 #include "client/types.h"
 
+#include <cstdlib>
 #include <limits>
 
 namespace wavekv::client {
@@ -13,6 +14,14 @@ size_t Tensor::bytes() const {
     }
   }
   return total;
+}
+
+std::string DefaultAddress() {
+  const char* const address = std::getenv("WAVEKV_ADDRESS");
+  if (address != nullptr && address[0] != '\0') return address;
+  const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
+  const std::string base = runtime != nullptr && runtime[0] == '/' ? runtime : "/run";
+  return "unix:" + base + "/wavekv/wavekvd.sock";
 }
 
 StepCounters& StepCounters::operator+=(const StepCounters& other) {

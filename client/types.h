@@ -149,6 +149,10 @@ struct BuildResult {
   uint64_t version = 0;
 };
 
+// Where a client looks for the daemon when nothing is said: $WAVEKV_ADDRESS, or else the daemon's
+// own default, wavekv/wavekvd.sock in $XDG_RUNTIME_DIR or in /run.
+std::string DefaultAddress();
+
 struct ClientOptions {
   // "unix:/run/wavekv/wavekvd.sock" or "host:port".
   std::string address;

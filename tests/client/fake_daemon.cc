@@ -9,9 +9,9 @@
 #include "grpcpp/server_builder.h"
 #include "proto/rpc/metadata.h"
 #include "proto/rpc/protocol_version.h"
-#include "proto/rpc/secret.h"
 #include "proto/rpc/tensor_wire.h"
 #include "storage/base/check.h"
+#include "storage/base/random.h"
 
 namespace wavekv {
 namespace {
@@ -89,6 +89,16 @@ void FakeDaemon::Unhang(const std::string& call) {
 void FakeDaemon::ForgetClients() {
   MutexLock lock(&mutex_);
   secrets_.clear();
+}
+
+void FakeDaemon::AddSequence(uint64_t id, uint64_t generation) {
+  MutexLock lock(&mutex_);
+  sequences_[id].generation = generation;
+}
+
+std::string FakeDaemon::last_authorization() const {
+  MutexLock lock(&mutex_);
+  return authorization_;
 }
 
 void FakeDaemon::SetWaveBuffers(std::vector<v1::WaveBufferInfo> buffers) {
@@ -180,6 +190,7 @@ Status FakeDaemon::Attach(Context* context, const v1::AttachRequest* request,
     std::string secret = absl::StrCat("secret ", options_.epoch, " ", calls_["Attach"]);
     secret.resize(kSecretBytes, '.');
     secrets_.insert(secret);
+    authorization_ = Metadata(*context, kAuthorizationKey);
     reply->set_secret(secret);
     reply->mutable_wave_buffers()->Assign(wave_buffers_.begin(), wave_buffers_.end());
   }

@@ -48,6 +48,8 @@ class FakeDaemon final : public v1::WaveKV::Service {
   void Unhang(const std::string& call);
   // Every lease is lost: secrets are unknown from now on.
   void ForgetClients();
+  // A sequence that somebody else made.
+  void AddSequence(uint64_t id, uint64_t generation);
   // Answers of AttachReply.wave_buffers and HeartbeatReply.wave_buffers.
   void SetWaveBuffers(std::vector<v1::WaveBufferInfo> buffers);
   // How many calls of this name came in. WaitForCalls: false when `timeout` passed first.
@@ -58,6 +60,8 @@ class FakeDaemon final : public v1::WaveKV::Service {
   std::vector<v1::InsertRequest> inserts() const;
   std::vector<v1::QueryRequest> queries() const;
   std::set<uint64_t> live_sequences() const;
+  // The "authorization" metadata of the last Attach.
+  std::string last_authorization() const;
 
   // Set before the calls that should see them. Each may change a reply or replace the status.
   std::function<grpc::Status(const v1::InsertRequest&)> on_insert;
@@ -131,6 +135,7 @@ class FakeDaemon final : public v1::WaveKV::Service {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string authorization_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> secrets_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> hung_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, uint64_t> calls_ ABSL_GUARDED_BY(mutex_);
