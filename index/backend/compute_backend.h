@@ -52,11 +52,11 @@ struct ClusterOptions {
   uint32_t tokens_per_cluster = 16;
   uint32_t iterations = 10;
   uint64_t seed = 0;  // Fixed by the engine: same input, same bits.
-  // A key farther from its cluster's mean than outlier_distance times the segment's root mean
-  // square becomes a cluster of its own, the farthest ones first, up to outlier_ratio_max of the
-  // segment's tokens (docs/decisions/003-outliers.md).
-  double outlier_distance = 1.5;
-  double outlier_ratio_max = 0.02;
+  // Keys whose squared distance exceeds the spread of their cluster by far_key_excess times the
+  // mean spread get clusters of their own, the farthest first, up to far_cluster_ratio_max clusters
+  // for each token (index/cluster/far_keys.h, docs/decisions/003-outliers.md).
+  double far_key_excess = 0.6;
+  double far_cluster_ratio_max = 0.02;
 };
 
 // One head's tokens of a segment in order of position.

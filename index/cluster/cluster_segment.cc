@@ -121,7 +121,12 @@ absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
   kernels.to_float(input.dtype, input.keys, keys.size(), keys.data());
   WAVEKV_ASSIGN_OR_RETURN(const std::vector<ClusterMembers> clusters,
                           PartitionKeys(kernels, keys, input.token_count, input.key_dim, options));
+  return SummariseClusters(kernels, input, clusters, keys_out, values_out);
+}
 
+SegmentHead SummariseClusters(const simd::Kernels& kernels, const ClusterInput& input,
+                              const std::vector<ClusterMembers>& clusters, std::byte* keys_out,
+                              std::byte* values_out) {
   SegmentHead head = LayOutRows(input, clusters);
   const size_t element = DTypeBytes(input.dtype);
   GatherRows(input.keys, head.row_to_offset, input.key_dim * element, keys_out);
@@ -129,6 +134,7 @@ absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
   head.keys = keys_out;
   head.values = values_out;
 
+  std::vector<float> keys(size_t{input.token_count} * input.key_dim);
   std::vector<float> values(size_t{input.token_count} * input.value_dim);
   kernels.to_float(input.dtype, keys_out, keys.size(), keys.data());
   kernels.to_float(input.dtype, values_out, values.size(), values.data());

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "index/backend/compute_backend.h"
+#include "index/cluster/split.h"
 #include "index/segment.h"
 #include "index/simd/kernels.h"
 
@@ -15,5 +17,11 @@ absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
                                                 const ClusterInput& input,
                                                 const ClusterOptions& options, std::byte* keys_out,
                                                 std::byte* values_out);
+
+// The second half of it: lays the payload out in the order of `clusters`, which hold each token
+// once, and summarises them.
+SegmentHead SummariseClusters(const simd::Kernels& kernels, const ClusterInput& input,
+                              const std::vector<ClusterMembers>& clusters, std::byte* keys_out,
+                              std::byte* values_out);
 
 }  // namespace wavekv

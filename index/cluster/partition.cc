@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "index/cluster/far_keys.h"
 #include "index/cluster/spherical_kmeans.h"
 #include "storage/base/check.h"
 #include "storage/base/status_macros.h"
@@ -57,60 +58,6 @@ absl::StatusOr<std::vector<ClusterMembers>> RunKMeans(const simd::Kernels& kerne
   return clusters;
 }
 
-// Squared distance of each token from the mean of its cluster.
-std::vector<float> DistancesFromMeans(const simd::Kernels& kernels, std::span<const float> points,
-                                      uint32_t dim, const std::vector<ClusterMembers>& clusters) {
-  std::vector<float> distances(points.size() / dim);
-  std::vector<double> sum(dim);
-  std::vector<float> mean(dim);
-  for (const ClusterMembers& members : clusters) {
-    std::fill(sum.begin(), sum.end(), 0);
-    for (const uint32_t m : members) {
-      for (uint32_t j = 0; j < dim; ++j) sum[j] += points[size_t{m} * dim + j];
-    }
-    for (uint32_t j = 0; j < dim; ++j) {
-      mean[j] = static_cast<float>(sum[j] / static_cast<double>(members.size()));
-    }
-    for (const uint32_t m : members) {
-      kernels.squared_distances(&points[size_t{m} * dim], 1, dim, mean.data(), &distances[m]);
-    }
-  }
-  return distances;
-}
-
-// Makes clusters of one token of the keys farthest from their cluster's mean.
-void SetOutliersApart(const simd::Kernels& kernels, std::span<const float> points, uint32_t dim,
-                      const ClusterOptions& options, std::vector<ClusterMembers>* clusters) {
-  const std::vector<float> distances = DistancesFromMeans(kernels, points, dim, *clusters);
-  double sum = 0;
-  for (const float distance : distances) sum += distance;
-  const double threshold = options.outlier_distance * options.outlier_distance * sum /
-                           static_cast<double>(distances.size());
-  std::vector<uint32_t> outliers;
-  for (const ClusterMembers& members : *clusters) {
-    if (members.size() == 1) continue;
-    for (const uint32_t m : members) {
-      if (distances[m] > threshold) outliers.push_back(m);
-    }
-  }
-  const auto limit =
-      static_cast<size_t>(options.outlier_ratio_max * static_cast<double>(distances.size()));
-  if (outliers.size() > limit) {
-    std::nth_element(outliers.begin(), outliers.begin() + static_cast<ptrdiff_t>(limit),
-                     outliers.end(), [&](uint32_t a, uint32_t b) {
-                       return distances[a] != distances[b] ? distances[a] > distances[b] : a < b;
-                     });
-    outliers.resize(limit);
-  }
-  std::vector<bool> apart(distances.size(), false);
-  for (const uint32_t m : outliers) apart[m] = true;
-  for (ClusterMembers& members : *clusters) {
-    if (members.size() > 1) std::erase_if(members, [&](uint32_t m) { return apart[m]; });
-  }
-  std::erase_if(*clusters, [](const ClusterMembers& members) { return members.empty(); });
-  for (const uint32_t m : outliers) clusters->push_back({m});
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<ClusterMembers>> PartitionKeys(const simd::Kernels& kernels,
@@ -127,9 +74,8 @@ absl::StatusOr<std::vector<ClusterMembers>> PartitionKeys(const simd::Kernels& k
       clusters.push_back(std::move(part));
     }
   }
-  if (options.outlier_ratio_max > 0) {
-    SetOutliersApart(kernels, points, dim, options, &clusters);
-  }
+  const double added_max = options.far_cluster_ratio_max * token_count;
+  SeparateFarKeys(points, dim, options.far_key_excess, static_cast<uint32_t>(added_max), &clusters);
   std::sort(clusters.begin(), clusters.end(),
             [](const ClusterMembers& a, const ClusterMembers& b) { return a[0] < b[0]; });
   return clusters;

@@ -16,8 +16,8 @@ namespace wavekv {
 // kClusterTokensMax, each token in exactly one; clusters in order of their first token.
 //
 // Keys are centred by their mean and clustered by spherical k-means from evenly spaced initial
-// centroids; large clusters are split; then keys that lie far from their cluster's mean become
-// clusters of their own (docs/decisions/003-outliers.md).
+// centroids; large clusters are split; then keys that lie far from the rest of their cluster get
+// clusters of their own (far_keys.h).
 absl::StatusOr<std::vector<ClusterMembers>> PartitionKeys(const simd::Kernels& kernels,
                                                           std::span<const float> keys,
                                                           uint32_t token_count, uint32_t dim,

@@ -306,7 +306,7 @@ TEST(ClusterSegment, NoMoreOutliersThanAllowed) {
   const StoredRows keys = test::Store(DType::kBF16, 64, raw);
   const auto singletons = [&](double ratio) {
     ClusterOptions options;
-    options.outlier_ratio_max = ratio;
+    options.far_cluster_ratio_max = ratio;
     const BuiltSegment built = test::Build(*backend, keys, keys, 0, options);
     ExpectValid(built, keys, keys);
     return std::count(built.head.sizes.begin(), built.head.sizes.end(), 1);
