@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "gpu/buffer_client.h"
 #include "gpu/buffer_link.h"
 #include "gpu/descriptor_protocol.h"
 #include "gpu/region_layout.h"

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "gpu/buffer_client.h"
 #include "index/backend/stager.h"
 
 namespace wavekv {

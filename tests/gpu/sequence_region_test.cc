@@ -308,6 +308,31 @@ TEST(SequenceRegionTest, StepsThatAreNotCompletedStayUntouched) {
   RunEpochs(Shape(64, 32, DType::kF32), seed + 2);
 }
 
+// A region that is closed in the middle of an admission is wiped behind it, not before.
+TEST(SequenceRegionTest, CloseWaitsForARunningAdmission) {
+  const ModelShape shape = Shape(256, 256, DType::kF32);  // Large blocks, which take a while.
+  std::vector<StageHead> heads(1);
+  for (uint32_t i = 0; i < 8; ++i) {
+    heads[0].retrieved.push_back(RunOf(Rows(shape, i, 32), 5, 4 * i));
+  }
+  for (int round = 0; round < 40; ++round) {
+    Harness harness(shape, Options(1 << 20, 8));
+    const auto* first = reinterpret_cast<const std::byte*>(harness.header());
+    std::vector<MissedBlock> misses;
+    harness.region_->Touch(heads, &misses);
+    ASSERT_EQ(misses.size(), 32u);
+    const auto* slot = reinterpret_cast<const std::atomic<uint64_t>*>(
+        harness.reader_.data() + harness.header()->cache_offset);
+    std::thread admitter([&] { harness.region_->Admit(misses); });
+    while (slot->load() == 0) {  // Until the first rows arrive.
+    }
+    harness.region_->Close();
+    admitter.join();
+    const auto zero = [](std::byte byte) { return byte == std::byte{0}; };
+    ASSERT_TRUE(std::all_of(first, first + harness.layout_.region_bytes, zero)) << round;
+  }
+}
+
 // Steps, look-ups, admissions and the end, all at once.
 TEST(SequenceRegionTest, ThreadsDoNotDisturbEachOther) {
   Harness harness(Shape(), Options(32 << 10, 256));

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <random>
 #include <string>
@@ -16,6 +17,9 @@
 #include "gpu/buffer_layout.h"
 #include "gpu/descriptor_protocol.h"
 #include "gpu/host_stager.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/rpc/status_conversion.h"
 #include "storage/base/fd_socket.h"
 #include "storage/base/shared_memory.h"
 #include "tests/gpu/child_process.h"
@@ -72,6 +76,33 @@ TEST_F(WavebufferdTest, SocketsHaveTheModesTheyShould) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   ASSERT_EQ(::stat(wavebufferd_.descriptor_socket().c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0666u);  // Tickets decide there.
+}
+
+// The answer of a unary call, as bytes.
+absl::StatusOr<std::string> CallRaw(const std::string& address, const std::string& method) {
+  grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kWait);
+  grpc::CompletionQueue queue;
+  const grpc::Slice nothing("");
+  const auto call = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&nothing, 1), &queue);
+  call->StartCall();
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  call->Finish(&reply, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  if (!status.ok()) return FromGrpcStatus(status);
+  grpc::Slice slice;
+  if (!reply.DumpToSingleSlice(&slice).ok()) return absl::InternalError("no reply");
+  return std::string(reinterpret_cast<const char*>(slice.begin()), slice.size());
+}
+
+TEST_F(WavebufferdTest, SaysThatItIsHealthy) {
+  const auto reply = CallRaw(wavebufferd_.address(), "/grpc.health.v1.Health/Check");
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(*reply, "\x08\x01");  // Field 1, `status`: SERVING.
 }
 
 TEST_F(WavebufferdTest, SecondOnTheSameAddressFailsAndTheFirstGoesOn) {
@@ -202,9 +233,7 @@ TEST(WavebufferdFlagsTest, BadOnesAreNamed) {
     std::string names;
   };
   const Row rows[] = {
-      {{listen, "--backend=cuda"},
-       2,
-       "expected one that this build has: host"},
+      {{listen, "--backend=cuda"}, 2, "expected one that this build has: host"},
       {{"--listen=127.0.0.1:70"}, 2, "descriptors cannot be passed over a network"},
       {{"--listen=unix:relative"}, 2, "relative"},
       {{listen, "--bytes_max=0"}, 2, "--bytes_max is 0 bytes"},
