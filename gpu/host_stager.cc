@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "gpu/buffer_client.h"
 #include "gpu/buffer_link.h"
@@ -84,6 +85,10 @@ class HostStager : public Stager {
   absl::StatusOr<std::shared_ptr<SequenceRegion>> CarveRegion(
       const Attached& attached, SequenceId sequence,
       const std::shared_ptr<TenantBuffer>& buffer) const;
+  void GiveBack(const HeldBuffer& held);
+  // Gives back the buffers of tenants without a sequence, whose clients will ask for a new one
+  // when they need it. False: there was none.
+  bool ReclaimIdleBuffers();
   // NotFound means that wavebufferd was started anew: attach again, and say that it was away.
   absl::Status NoteLost(const BufferSession& session, const absl::Status& status);
   void AdmitLater(std::shared_ptr<SequenceRegion> region, std::vector<MissedBlock> misses);
@@ -111,15 +116,31 @@ HostStager::~HostStager() {
       if (tenant.held != nullptr) held.push_back(std::move(tenant.held));
     }
   }
+  for (const auto& buffer : held) GiveBack(*buffer);
+}
+
+void HostStager::GiveBack(const HeldBuffer& held) {
+  held.buffer->Close();
   const absl::StatusOr<BufferSession> session = link_->Session();
-  for (const auto& buffer : held) {
-    buffer->buffer->Close();
-    if (!session.ok() || session->generation != buffer->generation) continue;
-    const absl::Status status =
-        link_->client().Release(buffer->lease.secret, buffer->allocation_id);
-    // Then it comes back when our process ends.
-    if (!status.ok()) Log(LogLevel::kWarning, "wave_buffer_not_released", {{"error", status}});
+  if (!session.ok() || session->generation != held.generation) return;  // It is gone already.
+  const absl::Status status = link_->client().Release(held.lease.secret, held.allocation_id);
+  // If not now, then it comes back when our process ends.
+  if (!status.ok()) Log(LogLevel::kWarning, "wave_buffer_not_released", {{"error", status}});
+}
+
+bool HostStager::ReclaimIdleBuffers() {
+  std::vector<std::shared_ptr<const HeldBuffer>> idle;
+  {
+    MutexLock lock(&mutex_);
+    absl::flat_hash_set<TenantId> busy;
+    for (const auto& [id, attached] : sequences_) busy.insert(attached.tenant);
+    for (auto& [name, tenant] : tenants_) {
+      if (tenant.held == nullptr || tenant.allocating || busy.contains(name)) continue;
+      idle.push_back(std::move(tenant.held));
+    }
   }
+  for (const auto& buffer : idle) GiveBack(*buffer);
+  return !idle.empty();
 }
 
 absl::Status HostStager::NoteLost(const BufferSession& session, const absl::Status& status) {
@@ -172,6 +193,9 @@ absl::StatusOr<std::shared_ptr<const HeldBuffer>> HostStager::EnsureBuffer(const
   }
   if (lost != nullptr) lost->buffer->Close();
   absl::StatusOr<std::shared_ptr<const HeldBuffer>> held = AllocateBuffer(session, tenant);
+  if (absl::IsResourceExhausted(held.status()) && ReclaimIdleBuffers()) {
+    held = AllocateBuffer(session, tenant);
+  }
   MutexLock lock(&mutex_);
   Tenant& entry = tenants_[tenant];
   entry.allocating = false;
@@ -321,11 +345,12 @@ absl::Status ValidateHostStagerOptions(const HostStagerOptions& options) {
   if (!(options.cache_ratio >= 0 && options.cache_ratio <= 1)) {
     return FieldError("--wave_buffer_cache_ratio", absl::StrCat(options.cache_ratio), "0 to 1");
   }
-  if (options.cache_bytes_min > options.cache_bytes_max ||
-      options.cache_bytes_max > kCacheBytesMax) {
+  const bool bounded = options.cache_bytes_max != 0;
+  if (options.cache_bytes_min > kCacheBytesMax || options.cache_bytes_max > kCacheBytesMax ||
+      (bounded && options.cache_bytes_min > options.cache_bytes_max)) {
     return FieldError("cache_bytes_min, cache_bytes_max",
                       absl::StrCat(options.cache_bytes_min, ", ", options.cache_bytes_max),
-                      absl::StrCat("ascending, at most ", kCacheBytesMax));
+                      absl::StrCat("ascending (or a maximum of 0), at most ", kCacheBytesMax));
   }
   if (options.staging_tokens == 0 || options.staging_tokens > kStagingTokensMax) {
     return FieldError("--wave_buffer_staging_tokens", absl::StrCat(options.staging_tokens),

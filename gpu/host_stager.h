@@ -16,9 +16,10 @@ struct HostStagerOptions {
   uint32_t regions_max = 1024;                         // Sequences of one tenant.
   // The block cache of a sequence: this share of the payload of its max_tokens ...
   double cache_ratio = 0.05;  // --wave_buffer_cache_ratio
-  // ... but not less and not more than these.
+  // ... but not less and not more than these. A maximum of 0: a quarter of the tenant's buffer, so
+  // that a long sequence gets a smaller share rather than none.
   uint64_t cache_bytes_min = uint64_t{256} << 10;
-  uint64_t cache_bytes_max = uint64_t{1} << 30;
+  uint64_t cache_bytes_max = 0;
   // The staging area holds the rows of this many tokens of one layer, over all steps that the
   // client has not completed; a sequence of fewer tokens gets less.
   uint32_t staging_tokens = 8192;  // --wave_buffer_staging_tokens

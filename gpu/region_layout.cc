@@ -24,7 +24,9 @@ RegionLayout PlanRegion(const ModelShape& shape, uint64_t max_tokens,
   const uint64_t payload_bytes = max_tokens * shape.layer_count * shape.token_bytes();
   const auto share =
       static_cast<uint64_t>(options.cache_ratio * static_cast<double>(payload_bytes));
-  const uint64_t cache_bytes = std::clamp(share, options.cache_bytes_min, options.cache_bytes_max);
+  const uint64_t most =
+      options.cache_bytes_max != 0 ? options.cache_bytes_max : options.tenant_buffer_bytes / 4;
+  const uint64_t cache_bytes = std::max(std::min(share, most), options.cache_bytes_min);
   layout.slot_count = static_cast<uint32_t>(std::max<uint64_t>(cache_bytes / layout.slot_bytes, 1));
   layout.cache_offset = kBufferPageBytes;
   layout.staging_offset = AlignUp(

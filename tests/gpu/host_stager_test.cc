@@ -242,11 +242,37 @@ TEST_F(HostStagerTest, TenantOverTheLimitIsRefused) {
   HostStagerOptions options = SmallOptions();
   options.tenant_buffer_bytes = uint64_t{40} << 20;
   Connect(options);
-  ASSERT_TRUE(stager_->Access("alice", ::getuid()).ok());
+  ASSERT_TRUE(stager_->AttachSequence("alice", kSequence, Shape(), 4096).ok());
   const auto bob = stager_->Access("bob", ::getuid());
   EXPECT_EQ(bob.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(bob.status().message()),
               testing::AllOf(HasSubstr("--bytes_max"), HasSubstr("alice holds 41943040")));
+}
+
+// A tenant that has no sequence keeps nobody else out.
+TEST_F(HostStagerTest, IdleBuffersMakeRoomForOthers) {
+  HostStagerOptions options = SmallOptions();
+  options.tenant_buffer_bytes = uint64_t{40} << 20;
+  Connect(options);
+  const auto first = stager_->Access("alice", ::getuid());
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(stager_->AttachSequence("bob", kSequence, Shape(), 4096).ok());
+  EXPECT_EQ(FetchDescriptor(first->socket, first->ticket, kWait).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(stager_->Access("alice", ::getuid()).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  stager_->DetachSequence(kSequence);
+  const auto again = MapAsClient(stager_.get(), "alice");
+  EXPECT_TRUE(again.ok()) << again.status();
+}
+
+TEST_F(HostStagerTest, LongSequenceGetsASmallerShareRatherThanNone) {
+  HostStagerOptions options = SmallOptions();
+  Connect(options);
+  // 5 % of its payload alone are more than the whole buffer.
+  const absl::Status attached = stager_->AttachSequence(kTenant, kSequence, Shape(), 1 << 20);
+  ASSERT_TRUE(attached.ok()) << attached;
+  EXPECT_TRUE(stager_->Stage(kSequence, 0, 0, HeadsOf(Shape(), 0, 4)).ok());
 }
 
 TEST_F(HostStagerTest, ClientMapsReadOnly) {
