@@ -14,6 +14,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine.h"
 #include "daemon/server/server.h"
@@ -209,6 +210,9 @@ absl::Status Serve(const sigset_t& signals) {
 int Main(int argc, char** argv) {
   absl::FlagsUsageConfig usage;
   usage.version_string = [] { return absl::StrCat("wavekvd ", WAVEKV_VERSION, "\n"); };
+  usage.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "daemon/main.cc");
+  };
   absl::SetFlagsUsageConfig(usage);
   absl::SetProgramUsageMessage(
       "Keeps the KV caches of language models and answers attention over them.\n"

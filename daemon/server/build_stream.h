@@ -31,6 +31,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildIndexProgress
   void Complete(const absl::Status& status);
 
   ServiceCore* const core_;
+  const CallTracker::Token token_{&core_->calls};
   grpc::CallbackServerContext* const context_;
   const v1::BuildIndexRequest* const request_;
   std::optional<CallScope> scope_;

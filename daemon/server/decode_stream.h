@@ -31,6 +31,7 @@ class DecodeStream final : public grpc::ServerBidiReactor<v1::AttendRequest, v1:
   void Complete(const absl::Status& status);
 
   ServiceCore* const core_;
+  const CallTracker::Token token_{&core_->calls};
   grpc::CallbackServerContext* const context_;
   v1::AttendRequest request_;
   v1::AttendReply reply_;

@@ -1,16 +1,19 @@
 #include "daemon/server/grpc_host.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/server/wavekv_service.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_posix.h"
 #include "proto/rpc/address.h"
+#include "storage/base/log.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
@@ -24,9 +27,16 @@ constexpr uint64_t kTransportBytesMin = 1ull << 30;
 constexpr uint64_t kTransportMessagesMin = 8;
 constexpr int kTcpKeepaliveMs = 30'000;
 
+// Protobuf writes to stderr what it thinks of a hostile message: make it a line like others.
+void LogProtobuf(google::protobuf::LogLevel /*level*/, const char* /*file*/, int /*line*/,
+                 const std::string& message) {
+  Log(LogLevel::kDebug, "protobuf", {{"message", message}});
+}
+
 // Health and reflection are plugins that gRPC collects in globals, before the first server.
 void InitPluginsOnce() {
   static const bool initialised = [] {
+    google::protobuf::SetLogHandler(LogProtobuf);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     return true;
@@ -69,7 +79,7 @@ struct GrpcHost::Hosted {
 GrpcHost::GrpcHost(ServiceCore* core, const UidIdentities* identities)
     : core_(core), identities_(identities) {}
 
-GrpcHost::~GrpcHost() { Shutdown(std::chrono::milliseconds(0)); }
+GrpcHost::~GrpcHost() { Shutdown(); }
 
 absl::Status GrpcHost::ServeConnection(UniqueFd connection, uid_t uid) {
   MutexLock lock(&mutex_);
@@ -133,7 +143,7 @@ void GrpcHost::SetNotServing() {
   if (tcp_ != nullptr) set(tcp_.get());
 }
 
-void GrpcHost::Shutdown(std::chrono::milliseconds grace) {
+void GrpcHost::Shutdown() {
   std::vector<std::unique_ptr<Hosted>> ending;
   {
     MutexLock lock(&mutex_);
@@ -142,9 +152,8 @@ void GrpcHost::Shutdown(std::chrono::milliseconds grace) {
     by_uid_.clear();
     if (tcp_ != nullptr) ending.push_back(std::move(tcp_));
   }
-  // One deadline for all: while the first is waited for, the others' calls go on.
-  const auto deadline = std::chrono::system_clock::now() + grace;
-  for (const std::unique_ptr<Hosted>& hosted : ending) hosted->server->Shutdown(deadline);
+  const auto now = std::chrono::system_clock::now();
+  for (const std::unique_ptr<Hosted>& hosted : ending) hosted->server->Shutdown(now);
 }
 
 }  // namespace wavekv

@@ -6,7 +6,6 @@
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <memory>
 #include <string>
 
@@ -35,9 +34,9 @@ class GrpcHost {
 
   // Health answers NOT_SERVING from now on.
   void SetNotServing();
-  // Refuses new calls, waits for running ones until `grace` is over, then cancels them. Returns
-  // when none runs any more.
-  void Shutdown(std::chrono::milliseconds grace);
+  // Cancels what still runs, closes every connection, and returns when no call runs any more. To be
+  // gentle, wait for the calls first: gRPC's own grace would wait for idle connections, too.
+  void Shutdown();
 
  private:
   struct Hosted;

@@ -29,6 +29,7 @@ class InsertStream final : public grpc::ServerReadReactor<v1::InsertRequest>,
   void Complete(const absl::Status& status);
 
   ServiceCore* const core_;
+  const CallTracker::Token token_{&core_->calls};
   grpc::CallbackServerContext* const context_;
   v1::InsertReply* const reply_;
   v1::InsertRequest request_;

@@ -70,6 +70,8 @@ void CollectPool(const ServiceCore& core, const EngineStats& stats, Families* fa
           {"wavekv_build_queue", "Segments that wait to be clustered.", MetricType::Gauge,
            stats.build_queue},
           {"wavekv_clients", "Clients with a lease.", MetricType::Gauge, core.registry.Count()},
+          {"wavekv_calls_running", "Calls that have not ended.", MetricType::Gauge,
+           core.calls.running_count()},
           {"wavekv_uptime_seconds", "Time since start.", MetricType::Gauge,
            static_cast<uint64_t>(core.clock->NowMs() - core.start_ms) / 1000},
           {"wavekv_rss_bytes", "Resident memory of the daemon.", MetricType::Gauge,

@@ -110,7 +110,11 @@ void Server::Shutdown() {
   impl_->core.stopping.store(true);
   if (impl_->acceptor != nullptr) impl_->acceptor->Stop();
   impl_->core.streams.StopAll();
-  impl_->host.Shutdown(std::chrono::milliseconds(impl_->core.options.shutdown_grace_ms));
+  const std::chrono::milliseconds grace(impl_->core.options.shutdown_grace_ms);
+  if (!impl_->core.calls.WaitIdle(grace)) {
+    Log(LogLevel::kWarning, "calls_cancelled", {{"calls", impl_->core.calls.running_count()}});
+  }
+  impl_->host.Shutdown();
   impl_->acceptor.reset();
   impl_->metrics.reset();
   impl_->reaper.reset();

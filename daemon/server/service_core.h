@@ -6,6 +6,7 @@
 
 #include "daemon/engine/engine.h"
 #include "daemon/server/call_stats.h"
+#include "daemon/server/call_tracker.h"
 #include "daemon/server/client_registry.h"
 #include "daemon/server/identity.h"
 #include "daemon/server/server_options.h"
@@ -43,6 +44,7 @@ struct ServiceCore {
   ClientRegistry registry;
   CallStats stats;
   StreamSet streams;
+  CallTracker calls;
   std::atomic<bool> stopping = false;
   // Last, so that what they still run finds the rest.
   ThreadPool step;

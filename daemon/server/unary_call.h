@@ -66,6 +66,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   }
 
   ServiceCore* const core_;
+  const CallTracker::Token token_{&core_->calls};
   const Rpc rpc_;
   grpc::CallbackServerContext* const context_;
   const Request* const request_;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace wavekv {
@@ -26,8 +27,13 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   const int code = static_cast<int>(status.error_code());
   const bool known = code > 0 && code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  std::string message = status.error_message();
+  if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+      absl::StrContains(message, "message larger than max")) {
+    absl::StrAppend(&message, "; split the message, or raise --message_bytes_max of the daemon");
+  }
   return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-                      status.error_message());
+                      message);
 }
 
 }  // namespace wavekv

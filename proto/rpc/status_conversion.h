@@ -10,7 +10,8 @@ namespace wavekv {
 inline constexpr size_t kStatusMessageBytesMax = 2048;
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// A code that Abseil does not know becomes Unknown.
+// A code that Abseil does not know becomes Unknown. gRPC's own refusal of a large message, which
+// says nothing of us, is completed with the flag to change.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 }  // namespace wavekv

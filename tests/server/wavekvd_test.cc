@@ -1,0 +1,211 @@
+// The program itself: flags, starting twice, dying, stopping (rows 3, 24, 28 and 30 of the list of
+// faults).
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/daemon_process.h"
+#include "tests/server/test_server.h"
+
+namespace wavekv {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Threads of a daemon on one CPU: two build and compute pools, workers, patient workers, gRPC's own
+// and the accept, lease and main threads.
+constexpr uint32_t kThreadsMaxOnOneCpu = 48;
+
+class WavekvdTest : public ::testing::Test {
+ protected:
+  std::vector<std::string> Flags(std::vector<std::string> more = {}) const {
+    std::vector<std::string> flags = {"--listen=" + address_, "--pool_bytes=64MiB"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return flags;
+  }
+
+  const TempDir directory_;
+  const std::string address_ = "unix:" + directory_.path() + "/s";
+};
+
+TEST_F(WavekvdTest, ServesAndStopsOnSigterm) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    DaemonProcess daemon(Flags());
+    ASSERT_TRUE(daemon.WaitReady()) << daemon.log();
+    EXPECT_EQ(daemon.LogValue("ready", "address"), address_);
+    EXPECT_EQ(daemon.LogValue("ready", "pool_bytes"), "67108864");
+    struct stat info {};
+    ASSERT_EQ(stat((directory_.path() + "/s").c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777, 0600u);
+    TestClient client(address_);
+    ASSERT_TRUE(client.Attach().ok());
+    EXPECT_EQ(std::to_string(client.attached().epoch()), daemon.LogValue("ready", "epoch"));
+    const v1::SequenceRef sequence = client.Create(64);
+    EXPECT_TRUE(client.Insert(sequence, 0, 64).ok());
+    daemon.Signal(signal);
+    EXPECT_EQ(daemon.Wait(), 0) << daemon.log();
+    EXPECT_THAT(daemon.log(), HasSubstr("event=stopped"));
+    EXPECT_NE(access((directory_.path() + "/s").c_str(), F_OK), 0);
+  }
+}
+
+TEST_F(WavekvdTest, AStopFinishesARunningCallAndEndsAWaitingStream) {
+  DaemonProcess daemon(Flags({"--shutdown_grace_ms=50000"}));
+  ASSERT_TRUE(daemon.WaitReady()) << daemon.log();
+  TestClient client(address_);
+  ASSERT_TRUE(client.Attach().ok());
+  const v1::SequenceRef sequence = client.Create(4096);
+  ASSERT_TRUE(client.Insert(sequence, 0, 2000).ok());
+  const std::unique_ptr<grpc::ClientContext> context = client.Context();
+  const auto decode = client.stub()->Decode(context.get());
+  v1::AttendRequest request;
+  v1::AttendItem* item = request.add_items();
+  *item->mutable_sequence() = sequence;
+  *item->mutable_queries() = TestQueries(0);
+  v1::AttendReply reply;
+  ASSERT_TRUE(decode->Write(request));
+  ASSERT_TRUE(decode->Read(&reply));
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(decode->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(daemon.Wait(), 0) << daemon.log();
+}
+
+TEST_F(WavekvdTest, ASecondOnTheSocketFailsByNameAndTheFirstServesOn) {
+  DaemonProcess first(Flags());
+  ASSERT_TRUE(first.WaitReady()) << first.log();
+  TestClient before(address_);
+  ASSERT_TRUE(before.Attach().ok());
+  DaemonProcess second(Flags());
+  EXPECT_EQ(second.Wait(), 1);
+  EXPECT_THAT(second.log(), HasSubstr(address_));
+  EXPECT_THAT(second.log(), HasSubstr("process " + std::to_string(first.pid())));
+  v1::HeartbeatReply reply;
+  EXPECT_TRUE(before.stub()->Heartbeat(before.Context().get(), {}, &reply).ok());
+  TestClient after(address_);
+  EXPECT_TRUE(after.Attach().ok());
+  EXPECT_EQ(after.attached().epoch(), before.attached().epoch());
+}
+
+TEST_F(WavekvdTest, ASecondOnThePortFailsByName) {
+  const std::string tokens = directory_.path() + "/tokens";
+  std::ofstream(tokens) << "alice-alice-alice alice\n";
+  ASSERT_EQ(chmod(tokens.c_str(), 0600), 0);
+  DaemonProcess first(Flags({"--listen_tcp=127.0.0.1:0", "--token_file=" + tokens}));
+  ASSERT_TRUE(first.WaitReady()) << first.log();
+  const std::string port = first.LogValue("ready", "tcp_address");
+  ASSERT_NE(port, "");
+  DaemonProcess second(
+      {"--listen=", "--pool_bytes=64MiB", "--listen_tcp=" + port, "--token_file=" + tokens});
+  EXPECT_EQ(second.Wait(), 1);
+  EXPECT_THAT(second.log(), HasSubstr(port));
+  TestClient client(port, "alice-alice-alice");
+  EXPECT_TRUE(client.Attach().ok());
+}
+
+TEST_F(WavekvdTest, AfterKillTheNextOneTakesTheSocketAndHasAnotherEpoch) {
+  std::string epoch;
+  for (int life = 0; life < 3; ++life) {
+    DaemonProcess daemon(Flags());
+    ASSERT_TRUE(daemon.WaitReady()) << daemon.log();
+    EXPECT_NE(daemon.LogValue("ready", "epoch"), epoch);
+    epoch = daemon.LogValue("ready", "epoch");
+    TestClient client(address_);
+    EXPECT_TRUE(client.Attach().ok());
+    daemon.Signal(SIGKILL);
+    EXPECT_EQ(daemon.Wait(), 128 + SIGKILL);
+  }
+}
+
+TEST_F(WavekvdTest, RefusesWhatItDoesNotUnderstand) {
+  struct Row {
+    std::vector<std::string> flags;
+    int exit_code;
+    std::string text;
+  };
+  for (const Row& row : std::vector<Row>{
+           {{"--no_such_flag=1"}, 1, "no_such_flag"},
+           {{"positional"}, 2, "positional"},
+           {{"--pool_bytes=8GB"}, 1, "8GiB"},
+           {{"--pool_bytes=4096TiB"}, 1, "pool"},
+           {{"--socket_mode=rw"}, 2, "--socket_mode"},
+           {{"--listen=tcp:1"}, 2, "--listen"},
+           {{"--listen_tcp=127.0.0.1:0"}, 2, "--token_file"},
+           {{"--message_bytes_max=4GiB"}, 2, "--message_bytes_max"},
+           {{"--tenant_map=nobody"}, 2, "--tenant_map"},
+           {{"--log_level=loud"}, 2, "loud"},
+           {{"--listen=unix:/no/such/place/s"}, 1, "/no/such/place"},
+           {{"--token_file=/no/such/file", "--listen_tcp=127.0.0.1:0"}, 1, "/no/such/file"},
+       }) {
+    DaemonProcess daemon(Flags(row.flags));
+    EXPECT_EQ(daemon.Wait(), row.exit_code) << row.flags[0] << "\n" << daemon.log();
+    EXPECT_THAT(daemon.log(), HasSubstr(row.text));
+    EXPECT_THAT(daemon.log(), Not(HasSubstr("event=ready")));
+  }
+}
+
+TEST_F(WavekvdTest, TellsItsVersionAndItsFlags) {
+  DaemonProcess version({"--version"});
+  EXPECT_EQ(version.Wait(), 0);
+  EXPECT_EQ(version.log(), std::string("wavekvd ") + WAVEKV_VERSION + "\n");
+  DaemonProcess help({"--help"});
+  help.Wait();
+  for (const char* flag : {"--pool_bytes", "--listen", "--wave_buffer"}) {
+    EXPECT_THAT(help.log(), HasSubstr(flag));
+  }
+}
+
+TEST_F(WavekvdTest, ReadsAFlagFile) {
+  const std::string path = directory_.path() + "/flags";
+  std::ofstream(path) << "--listen=" << address_ << "\n--pool_bytes=32MiB\n";
+  DaemonProcess daemon({"--flagfile=" + path});
+  ASSERT_TRUE(daemon.WaitReady()) << daemon.log();
+  EXPECT_EQ(daemon.LogValue("ready", "pool_bytes"), "33554432");
+}
+
+TEST_F(WavekvdTest, OnOneCpuItsThreadsAreFew) {
+  DaemonProcess daemon(Flags(), [] {
+    cpu_set_t all;
+    cpu_set_t one;
+    sched_getaffinity(0, sizeof all, &all);
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &all)) continue;
+      CPU_SET(cpu, &one);
+      break;
+    }
+    sched_setaffinity(0, sizeof one, &one);
+  });
+  ASSERT_TRUE(daemon.WaitReady()) << daemon.log();
+  // Row 24: 32 clients at once.
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 32; ++i) {
+    threads.emplace_back([this] {
+      TestClient client(address_);
+      ASSERT_TRUE(client.Attach().ok());
+      const v1::SequenceRef sequence = client.Create(64);
+      EXPECT_TRUE(client.Insert(sequence, 0, 32).ok());
+      EXPECT_TRUE(client.Build(sequence).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  TestClient client(address_);
+  ASSERT_TRUE(client.Attach().ok());
+  v1::GetStatsReply stats;
+  ASSERT_TRUE(client.stub()->GetStats(client.Context().get(), {}, &stats).ok());
+  EXPECT_LE(stats.threads(), kThreadsMaxOnOneCpu);
+  EXPECT_GT(stats.threads(), 0u);
+}
+
+}  // namespace
+}  // namespace wavekv
