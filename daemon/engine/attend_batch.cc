@@ -11,6 +11,9 @@
 namespace wavekv {
 namespace {
 
+// Below this, waking a thread takes longer than the work it would take over.
+constexpr uint64_t kSharedWorkBytes = 128 << 10;
+
 // One step under way.
 struct Item {
   std::optional<Sequence::Use> sequence;
@@ -79,15 +82,22 @@ void RunWave(const StepResources& resources, const TenantId& tenant,
              std::span<const AttendStep> steps, std::span<AttendOutcome> outcomes) {
   std::vector<Item> items(steps.size());
   std::vector<std::pair<size_t, uint32_t>> work;  // (item, KV head)
+  uint64_t work_bytes = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
     outcomes[i].status = Prepare(resources, tenant, steps[i], &items[i]);
     if (!outcomes[i].status.ok()) continue;
     for (uint32_t head = 0; head < items[i].step->head_count(); ++head) work.emplace_back(i, head);
+    work_bytes += items[i].step->WorkBytes(steps[i].exact);
   }
-  resources.pool->ParallelFor(work.size(), [&](size_t w) {
+  const auto attend = [&](size_t w) {
     const auto [i, head] = work[w];
     items[i].head_statuses[head] = items[i].step->Attend(head, steps[i].exact);
-  });
+  };
+  if (work_bytes < kSharedWorkBytes) {
+    for (size_t w = 0; w < work.size(); ++w) attend(w);
+  } else {
+    resources.pool->ParallelFor(work.size(), attend);
+  }
   for (size_t i = 0; i < steps.size(); ++i) {
     if (outcomes[i].status.ok()) Finish(resources, steps[i], &items[i], &outcomes[i]);
   }

@@ -199,13 +199,14 @@ absl::StatusOr<SequenceStatus> Engine::ForkSequence(const TenantId& tenant, Clie
                                                     SequenceRef parent, uint64_t token_count,
                                                     uint64_t max_tokens, std::string label) {
   WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use source, impl_->Find(tenant, parent.id));
-  WAVEKV_RETURN_IF_ERROR(source->CheckGeneration(parent.generation));
+  WAVEKV_ASSIGN_OR_RETURN(const ForkSource fork,
+                          source->ReadForkSource(parent.generation, token_count));
   SequenceSpec spec = source->spec();
   if (max_tokens != 0) spec.max_tokens = max_tokens;
   spec.label = std::move(label);
   WAVEKV_RETURN_IF_ERROR(ValidateSpec(spec, impl_->options.tokens_max));
   WAVEKV_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> child, impl_->Make(tenant, owner, spec));
-  WAVEKV_RETURN_IF_ERROR(child->CopyFrom(*source, parent.generation, token_count));
+  WAVEKV_RETURN_IF_ERROR(child->Adopt(fork));
   WAVEKV_RETURN_IF_ERROR(impl_->Admit(child));
   return child->Status();
 }

@@ -35,6 +35,11 @@ absl::Status LayerStep::Plan(uint32_t kv_head) {
   return heads_[kv_head].PlanZones(budget_);
 }
 
+uint64_t LayerStep::WorkBytes(bool exact) const {
+  const uint64_t tokens = exact ? snapshot_.token_count : snapshot_.steady_tokens();
+  return tokens * snapshot_.shape->token_bytes() + snapshot_.version->index_bytes();
+}
+
 StepCounters LayerStep::Counters() const {
   StepCounters counters;
   for (const HeadStep& head : heads_) counters += head.Counters();

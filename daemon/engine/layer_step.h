@@ -36,6 +36,8 @@ class LayerStep {
   // Ranks one head and chooses its zones, with the steady zone's mass where the budget needs it.
   absl::Status Plan(uint32_t kv_head);
 
+  // About what a step over all heads reads.
+  uint64_t WorkBytes(bool exact) const;
   // Sums over the heads.
   StepCounters Counters() const;
   // Answers of all heads: out [query_heads, value_dim], lse [query_heads].

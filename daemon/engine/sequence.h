@@ -37,6 +37,14 @@ struct StartedJob {
   LayerSnapshot snapshot;
 };
 
+// One moment of a parent.
+struct ForkSource {
+  uint64_t token_count = 0;
+  bool decoding = false;
+  std::vector<LayerSnapshot> layers;
+  std::vector<PlannedRanges> planned;  // [layers] its segments, and those it has queued.
+};
+
 // How an append may lie relative to the tokens that are there.
 enum class AppendMode {
   kInsert,  // Any overlap whose bytes are the same.
@@ -71,8 +79,11 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<InsertOutcome> Append(Generation generation, const RowBatch& batch,
                                        AppendMode mode);
   absl::StatusOr<Generation> Truncate(Generation generation, uint64_t token_count);
-  // Makes this fresh sequence hold the first token_count tokens of `parent` (0: all).
-  absl::Status CopyFrom(const Sequence& parent, Generation parent_generation, uint64_t token_count);
+  // What a fork of the first token_count tokens (0: all) starts from. InvalidArgument when there
+  // are fewer.
+  absl::StatusOr<ForkSource> ReadForkSource(Generation wanted, uint64_t token_count) const;
+  // Makes this fresh sequence hold the tokens of `source`, whose parent is kept meanwhile.
+  absl::Status Adopt(const ForkSource& source);
 
   // Background builds (sequence_build.cc).
   // Plans BuildIndex's cuts and waits until they and all earlier ones are published. `progress` is

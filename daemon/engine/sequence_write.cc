@@ -149,59 +149,59 @@ absl::StatusOr<Generation> Sequence::Truncate(Generation generation, uint64_t to
   return bumped;
 }
 
-absl::Status Sequence::CopyFrom(const Sequence& parent, Generation parent_generation,
-                                uint64_t token_count) {
-  std::vector<LayerSnapshot> source;
-  std::vector<PlannedRanges> planned;
-  bool decoding = false;
-  {
-    MutexLock lock(&parent.mutex_);
-    WAVEKV_RETURN_IF_ERROR(parent.CheckAlive(parent_generation));
-    const uint64_t parent_count = parent.TokenCountLocked();
-    if (token_count > parent_count) {
-      return absl::InvalidArgumentError(absl::StrCat("sequence ", parent.id().value(),
-                                                     ": cannot fork ", token_count,
-                                                     " tokens, it holds ", parent_count));
-    }
-    if (token_count == 0) token_count = parent_count;
-    for (uint32_t layer = 0; layer < parent.layers_.size(); ++layer) {
-      source.push_back(parent.SnapshotLocked(layer));
-      planned.push_back(parent.layers_[layer].builds.Planned(source.back().version->Ranges()));
-    }
-    decoding = parent.decoding_;
+absl::StatusOr<ForkSource> Sequence::ReadForkSource(Generation wanted, uint64_t token_count) const {
+  MutexLock lock(&mutex_);
+  WAVEKV_RETURN_IF_ERROR(CheckAlive(wanted));
+  const uint64_t held = TokenCountLocked();
+  if (token_count > held) {
+    return absl::InvalidArgumentError(absl::StrCat("sequence ", id().value(), ": cannot fork ",
+                                                   token_count, " tokens, it holds ", held));
   }
-  if (token_count > spec().max_tokens) {
+  ForkSource source;
+  source.token_count = token_count == 0 ? held : token_count;
+  source.decoding = decoding_;
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    source.layers.push_back(SnapshotLocked(layer));
+    source.planned.push_back(layers_[layer].builds.Planned(layers_[layer].version->Ranges()));
+  }
+  return source;
+}
+
+absl::Status Sequence::Adopt(const ForkSource& source) {
+  if (source.token_count > spec().max_tokens) {
     return absl::InvalidArgumentError(absl::StrCat("fork: max_tokens is ", spec().max_tokens,
-                                                   ", expected at least the ", token_count,
+                                                   ", expected at least the ", source.token_count,
                                                    " tokens it begins with"));
   }
   MutexLock write(&write_mutex_);
   std::vector<LayerContent> contents;
-  for (uint32_t layer = 0; layer < source.size(); ++layer) {
-    const PlannedRanges ranges = source[layer].version->Ranges();
-    const size_t kept = RangesKept(ranges, token_count);
+  std::vector<SegmentList> segments;
+  for (uint32_t layer = 0; layer < source.layers.size(); ++layer) {
+    const LayerSnapshot& parent = source.layers[layer];
+    const PlannedRanges ranges = parent.version->Ranges();
+    const size_t kept = RangesKept(ranges, source.token_count);
+    segments.push_back(parent.version->segments());
+    segments.back().resize(kept);
     WAVEKV_ASSIGN_OR_RETURN(
         LayerContent content,
-        FirstTokens(source[layer], layer, token_count, PlannedEnd(std::span(ranges).first(kept)),
+        FirstTokens(parent, layer, source.token_count, PlannedEnd(std::span(ranges).first(kept)),
                     /*copy_partial=*/true, memory_.get()));
     contents.push_back(std::move(content));
   }
   {
     MutexLock lock(&mutex_);
-    decoding_ = decoding;
-    for (uint32_t layer = 0; layer < source.size(); ++layer) {
+    decoding_ = source.decoding;
+    for (uint32_t layer = 0; layer < source.layers.size(); ++layer) {
       layers_[layer].content = std::move(contents[layer]);
-      layers_[layer].last_queries = source[layer].last_queries;
-      SegmentList segments = source[layer].version->segments();
-      segments.resize(RangesKept(source[layer].version->Ranges(), token_count));
-      if (!segments.empty()) PublishLocked(layer, std::move(segments));
+      layers_[layer].last_queries = source.layers[layer].last_queries;
+      if (!segments[layer].empty()) PublishLocked(layer, std::move(segments[layer]));
       // What the parent has planned, the child plans too: its cuts must not depend on how far the
       // parent's builds had come.
-      planned[layer].resize(RangesKept(planned[layer], token_count));
       const PlannedRanges published = layers_[layer].version->Ranges();
-      for (const TokenRange& range : planned[layer]) {
-        if (std::find(published.begin(), published.end(), range) == published.end()) {
-          layers_[layer].builds.Push(range);
+      const PlannedRanges& planned = source.planned[layer];
+      for (size_t i = 0; i < RangesKept(planned, source.token_count); ++i) {
+        if (std::find(published.begin(), published.end(), planned[i]) == published.end()) {
+          layers_[layer].builds.Push(planned[i]);
         }
       }
       PlanAfterAppendLocked(layer);
