@@ -310,10 +310,12 @@ BufferAccess Connection::buffer_access() const {
 
 absl::StatusOr<BufferAccess> Connection::RefreshBufferAccess() {
   const CallOptions call{.name = "Heartbeat", .deadline = options_.deadline};
+  v1::HeartbeatRequest request;
+  request.set_with_wave_buffers(true);
   v1::HeartbeatReply reply;
   WAVEKV_RETURN_IF_ERROR(
       Run(call, [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
-        return stub.Heartbeat(context, v1::HeartbeatRequest(), &reply);
+        return stub.Heartbeat(context, request, &reply);
       }));
   NoteWaveBuffers(reply.wave_buffers());
   return buffer_access();
@@ -361,7 +363,6 @@ absl::Status Connection::Heartbeat(const std::shared_ptr<const Attachment>& atta
   v1::HeartbeatReply reply;
   const grpc::Status status = stub_->Heartbeat(running.context(), v1::HeartbeatRequest(), &reply);
   if (running.Refused(status)) Invalidate(attachment);
-  if (status.ok()) NoteWaveBuffers(reply.wave_buffers());
   return FromGrpcStatus(status);
 }
 

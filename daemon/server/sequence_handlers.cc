@@ -27,7 +27,10 @@ void FillLimits(const ServiceCore& core, const TenantId& tenant, v1::Limits* lim
   }
 }
 
-void FillWaveBuffers(const ServiceCore& core, const Caller& caller, v1::AttachReply* reply) {
+// Into the reply of Attach or Heartbeat. Nothing over TCP: there is no way to pass a descriptor.
+template <class Reply>
+void FillWaveBuffers(const ServiceCore& core, const Caller& caller, Reply* reply) {
+  if (caller.uid < 0) return;
   for (const WaveBufferAccess& access : core.engine->WaveBuffers(caller.tenant, caller.uid)) {
     v1::WaveBufferInfo* info = reply->add_wave_buffers();
     info->set_device_uuid(access.device_uuid);
@@ -55,15 +58,15 @@ absl::Status HandleAttach(ServiceCore& core, const CallScope& scope,
   reply->set_lease_ms(lease.lease_ms);
   FillLimits(core, caller.tenant, reply->mutable_limits());
   reply->set_tenant(caller.tenant);
-  // Over TCP there is no way to pass a descriptor.
-  if (caller.uid >= 0) FillWaveBuffers(core, caller, reply);
+  FillWaveBuffers(core, caller, reply);
   reply->set_daemon_version(WAVEKV_VERSION);
   return absl::OkStatus();
 }
 
 absl::Status HandleHeartbeat(ServiceCore& core, const CallScope& scope,
-                             const v1::HeartbeatRequest& /*request*/, v1::HeartbeatReply* reply) {
+                             const v1::HeartbeatRequest& request, v1::HeartbeatReply* reply) {
   reply->set_lease_ms(core.registry.LeaseMs(scope.client()));
+  if (request.with_wave_buffers()) FillWaveBuffers(core, scope.caller, reply);
   return absl::OkStatus();
 }
 

@@ -54,7 +54,9 @@ grpc::ServerBidiReactor<v1::AttendRequest, v1::AttendReply>* WaveKVService::Deco
 grpc::ServerUnaryReactor* WaveKVService::Heartbeat(grpc::CallbackServerContext* context,
                                                    const v1::HeartbeatRequest* request,
                                                    v1::HeartbeatReply* reply) {
-  return Unary(Rpc::kHeartbeat, Lane::kInline, context, request, reply, HandleHeartbeat);
+  // A plain one tells that the daemon lives and waits for nobody, wavebufferd included.
+  const Lane lane = request->with_wave_buffers() ? Lane::kStep : Lane::kInline;
+  return Unary(Rpc::kHeartbeat, lane, context, request, reply, HandleHeartbeat);
 }
 
 grpc::ServerUnaryReactor* WaveKVService::Detach(grpc::CallbackServerContext* context,

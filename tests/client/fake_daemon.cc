@@ -204,9 +204,10 @@ Status FakeDaemon::Attach(Context* context, const v1::AttachRequest* request,
   return on_attach ? on_attach(*request, reply) : Status::OK;
 }
 
-Status FakeDaemon::Heartbeat(Context* context, const v1::HeartbeatRequest*,
+Status FakeDaemon::Heartbeat(Context* context, const v1::HeartbeatRequest* request,
                              v1::HeartbeatReply* reply) {
   FAKE_RETURN_IF_ERROR(Enter("Heartbeat", context));
+  if (!request->with_wave_buffers()) return Status::OK;
   MutexLock lock(&mutex_);
   reply->mutable_wave_buffers()->Assign(wave_buffers_.begin(), wave_buffers_.end());
   return Status::OK;
