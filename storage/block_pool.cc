@@ -128,7 +128,8 @@ void BlockPool::Impl::Release(uint64_t id) {
 absl::Status BlockPool::Impl::OverLimit(const TenantId& tenant, uint64_t asked_bytes,
                                         const std::string& label,
                                         uint64_t tenant_free_bytes) const {
-  const bool over_tenant = asked_bytes > tenant_free_bytes;
+  // A share as large as the pool is no limit of its own: raising it would not help.
+  const bool over_tenant = asked_bytes > tenant_free_bytes && tenant_bytes_max < bytes_max;
   std::vector<std::pair<uint64_t, std::string>> holders;
   for (const auto& [id, entry] : entries) {
     if (entry.tenant == tenant) {

@@ -130,6 +130,17 @@ TEST(BlockPoolTest, TenantLimitNamesItsOwnHoldersOnly) {
   EXPECT_NE(MustCreate(pool.get(), "uid:1", kMiB), nullptr);
 }
 
+// Without a limit of its own a tenant is held by the pool's, and only that flag helps.
+TEST(BlockPoolTest, ATenantWithoutALimitIsToldThePools) {
+  auto pool = BlockPool::Create({.bytes_max = 4 * kMiB});
+  auto own = MustCreate(pool.get(), "uid:1", 3 * kMiB);
+  const auto refused = pool->CreateArena("uid:1", 2 * kMiB, 2 * kMiB, "sequence 18");
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  const std::string text(refused.status().message());
+  EXPECT_THAT(text, HasSubstr("--pool_bytes"));
+  EXPECT_THAT(text, Not(HasSubstr("--tenant_bytes_max")));
+}
+
 TEST(BlockPoolTest, PoolLimitNamesTheLargestHolders) {
   auto pool = BlockPool::Create({.bytes_max = 10 * kMiB});
   std::vector<std::shared_ptr<Arena>> arenas;
