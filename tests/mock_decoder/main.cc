@@ -1,4 +1,5 @@
-// mock_decoder: finds planted needles in a long context with exact attention. See --help.
+// mock_decoder: finds planted needles in a long context with exact attention, with WaveKV through
+// its public SDK, and with both. See --help.
 
 #include <cstdint>
 #include <cstdio>
@@ -13,20 +14,22 @@ namespace {
 
 constexpr char kDescription[] =
     "A deterministic decoder that hides facts in a long context and asks for them.\n"
-    "Exit code: 0 when every needle was found, 1 when one was missed, 2 when the run itself "
-    "failed.";
+    "Exit code: 0 when no needle was missed that exact attention finds (in mode wavekv: when "
+    "every\n"
+    "needle was found), 1 when one was, 2 when the run itself failed.";
 
 int Main(int argc, char** argv) {
   RunOptions options;
   bool json = false;
-  const std::map<std::string, Mode> modes = {{"exact", Mode::kExact}};
+  const std::map<std::string, Mode> modes = {
+      {"exact", Mode::kExact}, {"wavekv", Mode::kWaveKv}, {"compare", Mode::kCompare}};
   const std::map<std::string, DType> dtypes = {
       {"bf16", DType::kBF16}, {"f16", DType::kF16}, {"f32", DType::kF32}};
 
   CLI::App app(kDescription);
-  app.add_option("--mode", options.mode, "exact")
+  app.add_option("--mode", options.mode, "exact, wavekv or compare")
       ->transform(CLI::CheckedTransformer(modes))
-      ->default_str("exact");
+      ->default_str("compare");
   app.add_option("--tokens", options.world.token_count, "Tokens of the prefill")
       ->capture_default_str();
   app.add_option("--needles", options.world.needle_count, "Facts to hide and ask for")
@@ -37,6 +40,22 @@ int Main(int argc, char** argv) {
   app.add_option("--dtype", options.world.model.dtype, "bf16, f16 or f32")
       ->transform(CLI::CheckedTransformer(dtypes))
       ->default_str("bf16");
+  app.add_option("--address", options.sdk.address,
+                 "Of wavekvd, such as unix:/run/wavekv/wavekvd.sock; without it the run starts a "
+                 "wavekvd and a wavebufferd of its own and stops them");
+  app.add_option("--chunk-tokens", options.sdk.chunk_tokens, "Tokens of one Insert")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--preempt-at", options.sdk.preempt_at,
+                 "Drop the sequence before this decode step, prefill it again and go on");
+  app.add_flag("--abort-prefill", options.sdk.abort_prefill,
+               "Drop the sequence in the middle of the prefill and start again");
+  app.add_flag("--fork", options.sdk.fork,
+               "Let a fork answer from the middle on; the parent must answer too");
+  app.add_flag("--truncate", options.sdk.truncate,
+               "Append wrong tokens before every step and truncate them away");
+  app.add_flag("--staged", options.sdk.staged,
+               "Attend in this process over what wavekvd staged in the wave buffer");
   app.add_flag("--json", json, "The last line of output is one JSON object");
   CLI11_PARSE(app, argc, argv);
 

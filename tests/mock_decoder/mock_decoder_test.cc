@@ -124,9 +124,9 @@ struct TailRow {
 
 TEST(SteadyTail, FollowsTheCuttingRule) {
   const TailRow rows[] = {
-      {60, 0},                          // Shorter than the local window.
-      {1087, 0},                        // 1,023 clusterable tokens stay exact,
-      {1088, 1024},                     // 1,024 are a segment.
+      {60, 4},                          // Shorter than the local window.
+      {4 + 64 + 1023, 4},               // 1,023 clusterable tokens stay exact,
+      {4 + 64 + 1024, 4 + 1024},        // 1,024 are a segment.
       {8192 + 64, 8192},                // A full segment, nothing left.
       {8192 + 64 + 1023, 8192},         // The rest is too short,
       {8192 + 64 + 1024, 8192 + 1024},  // or just long enough.

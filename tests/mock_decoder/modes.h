@@ -5,17 +5,21 @@
 
 #include "absl/status/statusor.h"
 #include "tests/mock_decoder/report.h"
+#include "tests/mock_decoder/sdk_run.h"
 #include "tests/mock_decoder/world.h"
 
 namespace wavekv::mock {
 
 enum class Mode {
-  kExact,  // Own attention over every token; no daemon.
+  kExact,    // Own attention over every token; no daemon.
+  kWaveKv,   // Through the SDK.
+  kCompare,  // Both, and the steady zone alone; errors against exact.
 };
 
 struct RunOptions {
-  Mode mode = Mode::kExact;
+  Mode mode = Mode::kCompare;
   WorldConfig world;
+  SdkRunOptions sdk;  // An empty address: a wavekvd and a wavebufferd of our own, for this run.
 };
 
 // Runs one mode. Fails with a status when something did not work at all; missed needles are in the

@@ -82,8 +82,8 @@ std::vector<uint64_t> NeedlePositions(uint64_t token_count, uint32_t needle_coun
 
 uint64_t SteadyTailStart(uint64_t token_count) {
   const uint64_t clusterable = token_count > kLocalTokens ? token_count - kLocalTokens : 0;
-  const uint64_t rest = clusterable % kSegmentTokens;
-  return rest >= kSmallSegmentTokens ? clusterable : clusterable - rest;
+  const uint64_t rest_begin = std::max(clusterable / kSegmentTokens * kSegmentTokens, kFirstTokens);
+  return clusterable >= rest_begin + kSmallSegmentTokens ? clusterable : rest_begin;
 }
 
 absl::StatusOr<std::unique_ptr<World>> World::Create(const WorldConfig& config, ThreadPool* pool) {

@@ -1,0 +1,58 @@
+// A wavekvd and a wavebufferd of one's own: real processes in a temporary directory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tests/integration/process.h"
+
+namespace wavekv::integration {
+
+struct DaemonOptions {
+  bool wave_buffer = true;  // Start a wavebufferd and attach it.
+  uint64_t pool_bytes = 512ull << 20;
+  uint64_t wave_buffer_bytes = 256ull << 20;
+  std::vector<std::string> wavekvd_flags;  // Added after ours.
+  std::optional<int> cpu;                  // Bind wavekvd to one CPU, as taskset does.
+};
+
+// Both are up when Start returns, and stopped by pid when the object goes. Not thread-safe.
+class Daemons {
+ public:
+  // Unavailable, with what the daemon wrote, when one of them does not come up in time.
+  static absl::StatusOr<std::unique_ptr<Daemons>> Start(const DaemonOptions& options);
+  ~Daemons();
+
+  // "unix:..." of wavekvd, for the SDK.
+  std::string address() const;
+  // "host:port" of wavekvd when its flags make it listen on TCP; empty otherwise.
+  std::string tcp_address() const;
+  const std::string& directory() const { return directory_->path(); }
+  Process& wavekvd() { return *wavekvd_; }
+  Process& wavebufferd() { return *wavebufferd_; }
+
+  // Starts another wavekvd in place of one that is gone.
+  absl::Status RestartWavekvd();
+
+  // The command line of wavekvd, for a test that starts a second one itself.
+  std::vector<std::string> WavekvdArgv() const;
+
+ private:
+  Daemons(std::unique_ptr<TempDir> directory, const DaemonOptions& options);
+  absl::Status StartWavebufferd();
+  std::string WaveBufferAddress() const;
+
+  const std::unique_ptr<TempDir> directory_;
+  const DaemonOptions options_;
+  std::unique_ptr<Process> wavebufferd_;
+  std::unique_ptr<Process> wavekvd_;
+};
+
+// The path of a program of ours: beside the running one, or where the build puts them.
+std::string ProgramPath(const std::string& name);
+
+}  // namespace wavekv::integration

@@ -1,0 +1,44 @@
+// A decode through the public C++ SDK, as an inference engine does it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/types.h"
+#include "tests/mock_decoder/world.h"
+
+namespace wavekv::mock {
+
+struct SdkRunOptions {
+  std::string address;           // Of wavekvd, as ClientOptions takes it.
+  uint64_t chunk_tokens = 2048;  // Of one Insert of the prefill ...
+  uint32_t chunk_layers = 2;     // ... and its layers.
+  bool steady_only = false;      // Ask each question a second time with Budget::SteadyOnly.
+  bool staged = false;           // Attend in this process over rows staged in the wave buffer.
+  // Life of an engine's request, each at most once, in the middle of the decode:
+  bool abort_prefill = false;          // Drop the sequence in mid-prefill and start again.
+  std::optional<uint32_t> preempt_at;  // Drop it before this step, re-admit it, go on.
+  bool fork = false;      // From the middle on a fork answers, and its parent answers too.
+  bool truncate = false;  // Speculate before every step: append garbage, then truncate it away.
+};
+
+struct SdkRun {
+  std::vector<StepOutput> outputs;         // One per fact, in asking order.
+  std::vector<StepOutput> steady_outputs;  // Likewise; empty unless asked for.
+  // With fork: the parent's answers to the last facts, which the child answered in `outputs`.
+  std::vector<StepOutput> parent_outputs;
+  uint32_t planted_steady = 0;  // Facts that lay in the steady zone of the step that asked.
+  bool has_wave_buffer = false;
+  client::StepCounters counters;  // Of the answer steps of `outputs`.
+  double seconds_prefill = 0;
+  double seconds_build = 0;
+  double seconds_decode = 0;
+};
+
+// Prefills, builds and asks every question. Fails with the SDK's status and where it happened.
+absl::StatusOr<SdkRun> RunThroughSdk(const World& world, const SdkRunOptions& options);
+
+}  // namespace wavekv::mock
