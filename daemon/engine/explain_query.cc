@@ -116,7 +116,7 @@ absl::StatusOr<Explanation> ExplainHead(ComputeBackend* backend, const LayerSnap
   WAVEKV_ASSIGN_OR_RETURN(const PartialAttention clustered, AttendSome(backend, step, clusters));
   WAVEKV_ASSIGN_OR_RETURN(const PartialAttention estimated,
                           AttendSome(backend, step, step.zones().estimated));
-  PartialAttention whole = step.steady();
+  PartialAttention whole = step.Steady();
   MergePartial(clustered, &whole);
 
   Explanation explanation;
@@ -124,8 +124,8 @@ absl::StatusOr<Explanation> ExplainHead(ComputeBackend* backend, const LayerSnap
   explanation.version = snapshot.version->number();
   explanation.cluster_count = clusters.size();
   explanation.retrieval_count = step.zones().retrieved.size();
-  explanation.steady_mass = MeanShare(step.steady().lse, whole.lse);
-  explanation.retrieval_mass = MeanShare(step.retrieved().lse, whole.lse);
+  explanation.steady_mass = MeanShare(step.Steady().lse, whole.lse);
+  explanation.retrieval_mass = MeanShare(step.Retrieved().lse, whole.lse);
   explanation.estimation_mass = MeanShare(estimated.lse, whole.lse);
   explanation.budget = BudgetText(budget);
 
@@ -163,8 +163,8 @@ absl::StatusOr<LayerRecall> RecallOfLayer(ComputeBackend* backend, ThreadPool* p
     const HeadStep& step = approximate.head(kv_head);
     const PartialAttention answer = step.Answer();
     const PartialAttention truth = exact.head(kv_head).Answer();
-    PartialAttention covered = step.steady();
-    MergePartial(step.retrieved(), &covered);
+    PartialAttention covered = step.Steady();
+    MergePartial(step.Retrieved(), &covered);
     for (uint32_t head = 0; head < step.query().group_size; ++head) {
       const bool nothing = std::isinf(truth.lse[head]);
       const double mass =

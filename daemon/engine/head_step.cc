@@ -26,8 +26,6 @@ HeadStep::HeadStep(ComputeBackend* backend, const LayerSnapshot& snapshot, uint3
   const ModelShape& shape = *snapshot.shape;
   query_ = {queries,         shape.group_size(), shape.key_dim,
             shape.value_dim, shape.dtype,        shape.softmax_scale};
-  steady_ = retrieved_ = estimated_.attention = EmptyAttention(query_.group_size, query_.value_dim);
-  estimated_.lse_lower = estimated_.lse_upper = steady_.lse;
 }
 
 absl::Status HeadStep::AttendSteady() {
@@ -40,8 +38,9 @@ absl::Status HeadStep::PlanZones(const ZoneBudget& budget) {
   if (cluster_count_ == 0) return absl::OkStatus();
   WAVEKV_RETURN_IF_ERROR(backend_->RankClusters(index_, query_, &scores_));
   ranked_ = true;
+  const PartialAttention steady = Steady();
   WAVEKV_ASSIGN_OR_RETURN(zones_,
-                          backend_->SelectZones(index_, query_, scores_, steady_.lse, budget));
+                          backend_->SelectZones(index_, query_, scores_, steady.lse, budget));
   return absl::OkStatus();
 }
 
@@ -66,10 +65,20 @@ absl::Status HeadStep::EstimateRest(bool bounds) {
 }
 
 PartialAttention HeadStep::Answer() const {
-  PartialAttention answer = steady_;
-  MergePartial(retrieved_, &answer);
-  MergePartial(estimated_.attention, &answer);
+  PartialAttention answer = Steady();
+  if (!retrieved_.lse.empty()) MergePartial(retrieved_, &answer);
+  if (!estimated_.attention.lse.empty()) MergePartial(estimated_.attention, &answer);
   return answer;
+}
+
+EstimatedAttention HeadStep::Estimated() const {
+  if (!estimated_.attention.lse.empty()) return estimated_;
+  const PartialAttention nothing = OrEmpty(PartialAttention());
+  return {nothing, nothing.lse, nothing.lse};
+}
+
+PartialAttention HeadStep::OrEmpty(const PartialAttention& part) const {
+  return part.lse.empty() ? EmptyAttention(query_.group_size, query_.value_dim) : part;
 }
 
 StepCounters HeadStep::Counters() const {

@@ -36,18 +36,21 @@ class HeadStep {
   absl::Status EstimateRest(bool bounds);
   // Steady, retrieval and estimation zones merged, as far as they were computed.
   PartialAttention Answer() const;
+  // The zones' parts; the attention over nothing where a zone is empty or was not asked for.
+  PartialAttention Steady() const { return OrEmpty(steady_); }
+  PartialAttention Retrieved() const { return OrEmpty(retrieved_); }
+  EstimatedAttention Estimated() const;
 
   uint32_t kv_head() const { return kv_head_; }
   HeadIndex index() const { return index_; }
   const GroupQuery& query() const { return query_; }
   const ZonePlan& zones() const { return zones_; }
   const ClusterScores& scores() const { return scores_; }
-  const PartialAttention& steady() const { return steady_; }
-  const PartialAttention& retrieved() const { return retrieved_; }
-  const EstimatedAttention& estimated() const { return estimated_; }
   StepCounters Counters() const;
 
  private:
+  PartialAttention OrEmpty(const PartialAttention& part) const;
+
   ComputeBackend* backend_;
   const LayerSnapshot* snapshot_;
   uint32_t kv_head_;
@@ -57,6 +60,7 @@ class HeadStep {
   bool ranked_ = false;
   ClusterScores scores_;
   ZonePlan zones_;
+  // Without elements until computed: most steps leave some zone empty, and short ones are quick.
   PartialAttention steady_;
   PartialAttention retrieved_;
   EstimatedAttention estimated_;

@@ -47,6 +47,7 @@ StepCounters LayerStep::Counters() const {
 }
 
 void LayerStep::CollectAnswer(std::vector<float>* out, std::vector<float>* lse) const {
+  out->reserve(size_t{snapshot_.shape->query_head_count} * snapshot_.shape->value_dim);
   for (const HeadStep& head : heads_) {
     const PartialAttention answer = head.Answer();
     out->insert(out->end(), answer.out.begin(), answer.out.end());
@@ -62,10 +63,11 @@ EstimateOutcome LayerStep::CollectEstimation() const {
     to->insert(to->end(), from.begin(), from.end());
   };
   for (const HeadStep& head : heads_) {
-    append(head.estimated().attention.out, &outcome.out);
-    append(head.estimated().attention.lse, &outcome.lse);
-    append(head.estimated().lse_lower, &outcome.lse_lower);
-    append(head.estimated().lse_upper, &outcome.lse_upper);
+    const EstimatedAttention estimated = head.Estimated();
+    append(estimated.attention.out, &outcome.out);
+    append(estimated.attention.lse, &outcome.lse);
+    append(estimated.lse_lower, &outcome.lse_lower);
+    append(estimated.lse_upper, &outcome.lse_upper);
   }
   outcome.counters = Counters();
   return outcome;
