@@ -1,11 +1,12 @@
 // What becomes of lone far keys, and what their remedies cost: the numbers of
 // docs/decisions/003-outliers.md.
 //
-//   outlier_study [--real=DIR] [--long] [--seed=N]
+//   outlier_study [--real=DIR] [--long] [--only=VARIANT] [--seed=N]
 //
 // For each data set and variant of the index: needles found at the default budget, attention mass
 // covered by the exact zones, output error against exact attention, and bytes read.
-// DIR holds a real model's arrays (outlier_data.h). --long adds contexts of 131,072 tokens.
+// Synthetic data, or with --real that of a model alone (outlier_data.h). --long adds contexts of
+// 131,072 tokens. --only keeps the variants whose name contains it.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -317,34 +318,45 @@ std::vector<Variant> AllVariants() {
   return variants;
 }
 
+// The value of `--name=value` when `argument` is one.
+const char* ValueOf(const char* argument, const char* name) {
+  const size_t length = std::strlen(name);
+  return std::strncmp(argument, name, length) == 0 ? argument + length : nullptr;
+}
+
+void StudyReal(std::mt19937_64& random, const std::string& directory,
+               const std::vector<Variant>& variants) {
+  for (const bool needle : {true, false}) {
+    std::vector<DataSet> data;
+    for (int layer = 0; layer < 30; layer += needle ? 1 : 4) {
+      for (uint32_t head = 0; head < 3; ++head) {
+        data.push_back(Real(random, directory, layer, head, needle));
+      }
+    }
+    Study(data, needle ? "real keys, one needle in each head" : "real keys, no needles", variants);
+  }
+}
+
 }  // namespace
 
 int Main(int argc, char** argv) {
-  std::string real;
+  std::string real, only;
   uint64_t seed = std::random_device{}();
   std::vector<uint32_t> tokens_list = {4096, 32768};
   for (int i = 1; i < argc; ++i) {
-    if (std::strncmp(argv[i], "--real=", 7) == 0) real = argv[i] + 7;
+    if (const char* value = ValueOf(argv[i], "--real=")) real = value;
+    if (const char* value = ValueOf(argv[i], "--only=")) only = value;
+    if (const char* value = ValueOf(argv[i], "--seed=")) seed = std::strtoull(value, nullptr, 10);
     if (std::strcmp(argv[i], "--long") == 0) tokens_list.push_back(131072);
-    if (std::strncmp(argv[i], "--seed=", 7) == 0) seed = std::strtoull(argv[i] + 7, nullptr, 10);
   }
   std::mt19937_64 random(seed);
   std::printf("seed %llu, level %s\n", static_cast<unsigned long long>(seed),
               simd::ActiveKernels().isa);
-  const std::vector<Variant> variants = AllVariants();
+  std::vector<Variant> variants = AllVariants();
+  std::erase_if(variants, [&](const Variant& v) { return v.name.find(only) == std::string::npos; });
   if (!real.empty()) {
-    for (const bool needle : {true, false}) {
-      std::vector<DataSet> data;
-      for (int layer = 0; layer < 30; layer += needle ? 1 : 4) {
-        for (uint32_t head = 0; head < 3; ++head) {
-          data.push_back(Real(random, real, layer, head, needle));
-        }
-      }
-      Study(data,
-            needle ? "SmolLM2-135M, 6,600 tokens, one needle in each of 90 heads"
-                   : "SmolLM2-135M, 6,600 tokens, no needles",
-            variants);
-    }
+    StudyReal(random, real, variants);
+    return 0;
   }
   for (const bool topics : {true, false}) {
     for (const uint32_t tokens : tokens_list) {

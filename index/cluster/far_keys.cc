@@ -1,6 +1,7 @@
 #include "index/cluster/far_keys.h"
 
 #include <algorithm>
+#include <cmath>
 #include <queue>
 #include <utility>
 
@@ -8,6 +9,8 @@ namespace wavekv {
 namespace {
 
 constexpr int kTwoMeansRounds = 3;
+// A dimension in which clusters hardly spread is not blown up beyond this share of the mean.
+constexpr double kSpreadMin = 0.01;
 
 // Points of one segment.
 struct Points {
@@ -33,6 +36,29 @@ struct Points {
     return mean;
   }
 };
+
+// The points in units of how far clusters spread in each dimension, the mean over dimensions kept:
+// a query may look along any of them, and one that varies much anyway must not drown the others.
+std::vector<float> ScaleBySpread(const Points& points,
+                                 const std::vector<ClusterMembers>& clusters) {
+  std::vector<double> variance(points.dim, 0);
+  for (const ClusterMembers& members : clusters) {
+    const std::vector<double> mean = points.Mean(members);
+    for (const uint32_t m : members) {
+      const float* x = points.row(m);
+      for (uint32_t j = 0; j < points.dim; ++j) variance[j] += (x[j] - mean[j]) * (x[j] - mean[j]);
+    }
+  }
+  double average = 0;
+  for (const double v : variance) average += v / points.dim;
+  std::vector<float> scaled(points.values.begin(), points.values.end());
+  if (average == 0) return scaled;
+  for (double& v : variance) v = 1 / std::sqrt(std::max(v / average, kSpreadMin));
+  for (size_t i = 0; i < scaled.size(); ++i) {
+    scaled[i] = static_cast<float>(scaled[i] * variance[i % points.dim]);
+  }
+  return scaled;
+}
 
 struct Spread {
   double squares = 0;         // Sum of squared distances from the mean.
@@ -102,7 +128,8 @@ struct Candidate {
 
 void SeparateFarKeys(std::span<const float> points_in, uint32_t dim, double excess,
                      uint32_t added_max, std::vector<ClusterMembers>* clusters) {
-  const Points points{points_in, dim};
+  const std::vector<float> scaled = ScaleBySpread({points_in, dim}, *clusters);
+  const Points points{scaled, dim};
   std::vector<Spread> spreads;
   double squares = 0, freedom = 0;
   for (const ClusterMembers& members : *clusters) {

@@ -15,6 +15,7 @@ namespace wavekv {
 // two around that key (two means, started from it and from the mean of the rest), again and again:
 // until `added_max` clusters were added, or no key's squared distance exceeds the spread of its
 // cluster by `excess` times that of all clusters. A lone key ends up alone; a few alike together.
+// Distances are in units of how far clusters spread in each dimension.
 // `points` [token_count, dim] hold no infinity. No cluster becomes empty.
 void SeparateFarKeys(std::span<const float> points, uint32_t dim, double excess, uint32_t added_max,
                      std::vector<ClusterMembers>* clusters);

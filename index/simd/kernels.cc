@@ -12,8 +12,15 @@
 #include "absl/strings/string_view.h"
 #include "storage/base/check.h"
 
-// Processors between "no SIMD" and AVX2 are not worth their compile time.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+// The plain level is HWY_SCALAR whatever the compiler, and processors between it and AVX2 are not
+// worth their compile time; nor are levels that differ from AVX-512 in instructions not used here.
+#define HWY_BROKEN_EMU128 1
+#if WAVEKV_HWY_VERSION >= 10005
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSE2 | HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
+#else
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "index/simd/kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -457,8 +464,6 @@ const char* IsaName() {
       return "avx2";
     case HWY_AVX3:
       return "avx512";
-    case HWY_AVX3_DL:
-      return "avx512-dl";
     case HWY_NEON:
       return "neon";
     default:

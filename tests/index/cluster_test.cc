@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "index/backend/cpu_backend.h"
+#include "index/cluster/far_keys.h"
 #include "index/cluster/split.h"
 #include "tests/index/oracle.h"
 
@@ -314,6 +315,39 @@ TEST(ClusterSegment, NoMoreOutliersThanAllowed) {
   const auto without = singletons(0), with = singletons(0.01);
   EXPECT_GT(with, without);
   EXPECT_LE(with - without, 20 + 20);  // 1 % of 2,048, and what each may leave behind alone.
+}
+
+// A topic's few keys in another topic's cluster leave it together, as one cluster.
+TEST(SeparateFarKeys, AMinorityLeavesAsOneCluster) {
+  auto random = NewRandom(29);
+  std::vector<float> points = Gaussian(random, 200 * 64, 0.3);
+  std::vector<ClusterMembers> clusters(10);
+  for (uint32_t i = 0; i < 200; ++i) clusters[i / 20].push_back(i);
+  for (const uint32_t m : {63u, 70u, 77u}) {
+    for (uint32_t j = 0; j < 64; ++j) points[m * 64 + j] += j % 2 == 0 ? 1.0f : -1.0f;
+  }
+  SeparateFarKeys(points, 64, 1, 100, &clusters);
+  ASSERT_EQ(clusters.size(), 11);
+  EXPECT_THAT(clusters.back(), testing::ElementsAre(63, 70, 77));
+  EXPECT_THAT(clusters[3], testing::SizeIs(17));
+}
+
+TEST(SeparateFarKeys, LeavesAloneWhatHasNoSpreadOrNoBudget) {
+  const std::vector<float> equal(64 * 32, 1.5f);
+  std::vector<ClusterMembers> clusters(2);
+  for (uint32_t i = 0; i < 64; ++i) clusters[i % 2].push_back(i);
+  const std::vector<ClusterMembers> before = clusters;
+  SeparateFarKeys(equal, 32, 0.6, 100, &clusters);
+  EXPECT_EQ(clusters, before);
+
+  auto random = NewRandom(30);
+  std::vector<float> spread = Gaussian(random, 64 * 32);
+  spread[0] += 100;
+  SeparateFarKeys(spread, 32, 0.6, 0, &clusters);
+  EXPECT_EQ(clusters, before);
+  SeparateFarKeys(spread, 32, 0.6, 1, &clusters);
+  EXPECT_EQ(clusters.size(), 3);
+  EXPECT_THAT(clusters.back(), testing::ElementsAre(0));
 }
 
 TEST(SplitCluster, CutsWhereKeysDiffer) {

@@ -49,6 +49,7 @@ std::vector<float> TopicKeys(std::mt19937_64& random, uint32_t tokens, uint32_t 
 
 StoredRows Store(DType dtype, uint32_t dim, std::span<const float> rows) {
   StoredRows stored{dtype, dim, {}, {}};
+  if (rows.empty()) return stored;
   stored.bytes.resize(rows.size() * DTypeBytes(dtype));
   stored.floats.resize(rows.size());
   ConvertFromFloat(dtype, rows.data(), rows.size(), stored.bytes.data());
