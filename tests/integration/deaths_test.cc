@@ -142,6 +142,51 @@ TEST_F(DeathsTest, DaemonStopped) {
       << status;
 }
 
+// A wave buffer that is killed or stopped takes its staging with it, and nothing else: the daemon
+// still answers, with the same bits, and a staged step is right or an error within the deadline.
+TEST_F(DeathsTest, WaveBufferKilledOrStopped) {
+  for (const int signal : {SIGSTOP, SIGKILL}) {
+    SCOPED_TRACE(signal);
+    Start({.wave_buffer = true});
+    session_ = Connect(kDeadline);
+    HostCache cache = HostCache::Random(Shape(), 2000, 5);
+    client::SequenceOptions options;
+    options.shape = Shape();
+    options.max_tokens = 2064;
+    options.attach_wave_buffer = true;
+    auto sequence = session().CreateSequence(options);
+    ASSERT_OK(sequence.status());
+    const HostCache::Chunk chunk = cache.All();
+    ASSERT_OK((*sequence)->Insert(0, chunk.layers, chunk.keys, chunk.values));
+    ASSERT_OK((*sequence)->BuildIndex().status());
+    const std::vector<float> queries = RandomQueries(Shape(), 5);
+    const auto before = (*sequence)->Attend(0, QueryTensor(Shape(), queries));
+    const auto staged_before = (*sequence)->AttendStaged(0, QueryTensor(Shape(), queries));
+    ASSERT_OK(before.status());
+    ASSERT_OK(staged_before.status());
+
+    if (signal == SIGSTOP) {
+      daemons().wavebufferd().Suspend();
+    } else {
+      daemons().wavebufferd().Signal(SIGKILL);
+      ASSERT_TRUE(daemons().wavebufferd().WaitForExit(seconds(30)).has_value());
+    }
+    for (int step = 0; step < 100; ++step) {
+      const auto begin = Clock::now();
+      const auto attention = (*sequence)->Attend(0, QueryTensor(Shape(), queries));
+      ASSERT_OK(attention.status());
+      ASSERT_EQ(attention->out, before->out);
+      const auto staged = (*sequence)->AttendStaged(0, QueryTensor(Shape(), queries));
+      ASSERT_TRUE(!staged.ok() || staged->out == staged_before->out) << staged.status();
+      ASSERT_LT(Clock::now() - begin, 2 * kDeadline + kMargin);
+    }
+    // New sequences come and go without it.
+    EXPECT_NE(CreateFilled(&cache), nullptr);
+    session_.reset();
+    daemons_.reset();
+  }
+}
+
 struct KillRow {
   std::string after;  // What the engine has just said.
   std::string why;
