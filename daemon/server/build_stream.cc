@@ -16,7 +16,7 @@ BuildStream::BuildStream(ServiceCore* core, grpc::CallbackServerContext* context
 void BuildStream::Start(absl::StatusOr<CallScope> scope) {
   if (!scope.ok()) return Complete(scope.status());
   scope_ = *std::move(scope);
-  const absl::Status queued = core_->patient.TrySubmit([this] { Work(); });
+  const absl::Status queued = core_->build_lane.TrySubmit([this] { Work(); });
   if (!queued.ok()) Complete(Overloaded(queued));
 }
 

@@ -34,7 +34,7 @@ void DecodeStream::OnReadDone(bool ok) {
   }
   if (!gate_.BeginWork()) return;
   read_us_ = NowUs();
-  const absl::Status queued = core_->step.TrySubmit([this] { Work(); });
+  const absl::Status queued = core_->step_lane.TrySubmit([this] { Work(); });
   if (!queued.ok()) FinishWith(Overloaded(queued));
 }
 

@@ -41,7 +41,7 @@ void InsertStream::OnReadDone(bool ok) {
     return Complete(absl::OkStatus());
   }
   if (!gate_.BeginWork()) return;
-  const absl::Status queued = core_->step.TrySubmit([this] { Work(); });
+  const absl::Status queued = core_->step_lane.TrySubmit([this] { Work(); });
   if (!queued.ok()) FinishWith(Overloaded(queued));
 }
 

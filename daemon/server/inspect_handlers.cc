@@ -1,8 +1,10 @@
 // The handlers of what operators and dashboards read.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/server/handlers.h"
@@ -23,9 +25,30 @@ constexpr uint32_t kExplainTopMax = 1000;
 // The tenant whose things `caller` may list: empty (all) for an administrator.
 TenantId VisibleTenant(const Caller& caller) { return caller.admin ? TenantId() : caller.tenant; }
 
+// Bytes of the wave indexes of each tenant that `caller` may see.
+absl::flat_hash_map<TenantId, uint64_t> IndexBytes(const ServiceCore& core, const Caller& caller) {
+  absl::flat_hash_map<TenantId, uint64_t> bytes;
+  SequenceId after;
+  for (;;) {
+    const std::vector<SequenceStatus> page =
+        core.engine->ListSequences(VisibleTenant(caller), after, kPageSizeMax);
+    for (const SequenceStatus& status : page) bytes[status.tenant] += status.index_bytes;
+    if (page.size() < kPageSizeMax) return bytes;
+    after = page.back().id;
+  }
+}
+
 void FillTenants(const ServiceCore& core, const Caller& caller, const EngineStats& stats,
                  v1::GetStatsReply* reply) {
-  for (const TenantUsage& usage : stats.tenants) {
+  const absl::flat_hash_map<TenantId, uint64_t> index_bytes = IndexBytes(core, caller);
+  std::vector<TenantUsage> usages = stats.tenants;
+  // The caller's own row is there even when the tenant holds nothing.
+  if (std::none_of(usages.begin(), usages.end(),
+                   [&](const TenantUsage& usage) { return usage.tenant == caller.tenant; })) {
+    usages.push_back(
+        {.tenant = caller.tenant, .bytes_max = core.options.tenant_bytes_max, .usage = {}});
+  }
+  for (const TenantUsage& usage : usages) {
     if (!caller.admin && usage.tenant != caller.tenant) continue;
     v1::TenantStats* tenant = reply->add_tenants();
     tenant->set_tenant(usage.tenant);
@@ -33,6 +56,8 @@ void FillTenants(const ServiceCore& core, const Caller& caller, const EngineStat
     tenant->set_reserved_bytes(usage.usage.reserved_bytes);
     tenant->set_payload_bytes(usage.usage.payload_bytes);
     tenant->set_clients(core.registry.CountOf(usage.tenant));
+    const auto index = index_bytes.find(usage.tenant);
+    if (index != index_bytes.end()) tenant->set_index_bytes(index->second);
     for (const auto& [name, count] : stats.sequences) {
       if (name == usage.tenant) tenant->set_sequences(count);
     }

@@ -10,6 +10,7 @@
 #include "daemon/server/wire_replies.h"
 #include "daemon/server/wire_requests.h"
 #include "proto/rpc/protocol_version.h"
+#include "storage/base/log.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
@@ -52,6 +53,11 @@ absl::Status HandleAttach(ServiceCore& core, const CallScope& scope,
   WAVEKV_ASSIGN_OR_RETURN(
       const ClientRegistry::Lease lease,
       core.registry.Attach(caller.tenant, request.client_name(), request.lease_ms()));
+  Log(LogLevel::kInfo, "client_attached",
+      {{"client", lease.client.value()},
+       {"tenant", caller.tenant},
+       {"name", request.client_name()},
+       {"lease_ms", lease.lease_ms}});
   reply->set_protocol_version(version);
   reply->set_secret(lease.secret);
   reply->set_epoch(core.options.epoch);

@@ -3,8 +3,8 @@
 namespace wavekv {
 namespace {
 
-// Builds wait for background threads and inspections compute for seconds: a few of them at a time.
-constexpr int kPatientThreads = 8;
+constexpr int kSlowThreads = 4;
+constexpr int kBuildThreads = 8;  // They only wait: the engine's own threads build.
 constexpr size_t kQueueMax = 4096;
 
 }  // namespace
@@ -16,10 +16,21 @@ ServiceCore::ServiceCore(const ServerOptions& server_options, Engine* served_eng
       clock(real_clock),
       start_ms(real_clock->NowMs()),
       registry(server_options.lease, real_clock),
-      step({.thread_count = static_cast<int>(server_options.worker_threads),
-            .name = "wavekv-call",
-            .queue_max = kQueueMax}),
-      patient({.thread_count = kPatientThreads, .name = "wavekv-patient", .queue_max = kQueueMax}) {
+      step_lane({.thread_count = static_cast<int>(server_options.worker_threads),
+                 .name = "wavekv-step",
+                 .queue_max = kQueueMax}),
+      slow_lane({.thread_count = kSlowThreads, .name = "wavekv-slow", .queue_max = kQueueMax}),
+      build_lane({.thread_count = kBuildThreads, .name = "wavekv-build", .queue_max = kQueueMax}) {}
+
+ThreadPool* ServiceCore::lane(Lane lane) {
+  switch (lane) {
+    case Lane::kSlow:
+      return &slow_lane;
+    case Lane::kBuild:
+      return &build_lane;
+    default:
+      return &step_lane;
+  }
 }
 
 }  // namespace wavekv

@@ -18,9 +18,10 @@ namespace wavekv {
 
 // Where a call works.
 enum class Lane : uint8_t {
-  kInline,   // In gRPC's thread: only what neither waits nor computes.
-  kStep,     // With the decode steps.
-  kPatient,  // May wait or compute for long; never holds up a decode step.
+  kInline,  // In gRPC's thread: only what neither waits nor computes.
+  kStep,    // With the decode steps.
+  kSlow,    // May compute for seconds, or wait for wavebufferd: never holds up a decode step.
+  kBuild,   // Waits for background threads: never holds up anything else.
 };
 
 // One call's caller, known and with a lease.
@@ -35,7 +36,7 @@ struct ServiceCore {
   // `engine` and `clock` must outlive the core.
   ServiceCore(const ServerOptions& server_options, Engine* served_engine, const Clock* real_clock);
 
-  ThreadPool* lane(Lane lane) { return lane == Lane::kPatient ? &patient : &step; }
+  ThreadPool* lane(Lane lane);
 
   const ServerOptions options;
   Engine* const engine;
@@ -47,8 +48,9 @@ struct ServiceCore {
   CallTracker calls;
   std::atomic<bool> stopping = false;
   // Last, so that what they still run finds the rest.
-  ThreadPool step;
-  ThreadPool patient;
+  ThreadPool step_lane;
+  ThreadPool slow_lane;
+  ThreadPool build_lane;
 };
 
 }  // namespace wavekv

@@ -26,7 +26,7 @@ grpc::ServerUnaryReactor* WaveKVService::Attach(grpc::CallbackServerContext* con
                                                 v1::AttachReply* reply) {
   auto* call = new UnaryCall<v1::AttachRequest, v1::AttachReply>(core_, Rpc::kAttach, context,
                                                                  request, reply, HandleAttach);
-  call->Start(guard_.Admit(context), Lane::kStep);
+  call->Start(guard_.Admit(context), Lane::kSlow);  // Asks wavebufferd.
   return call;
 }
 
@@ -55,7 +55,7 @@ grpc::ServerUnaryReactor* WaveKVService::Heartbeat(grpc::CallbackServerContext* 
                                                    const v1::HeartbeatRequest* request,
                                                    v1::HeartbeatReply* reply) {
   // A plain one tells that the daemon lives and waits for nobody, wavebufferd included.
-  const Lane lane = request->with_wave_buffers() ? Lane::kStep : Lane::kInline;
+  const Lane lane = request->with_wave_buffers() ? Lane::kSlow : Lane::kInline;
   return Unary(Rpc::kHeartbeat, lane, context, request, reply, HandleHeartbeat);
 }
 
@@ -68,7 +68,9 @@ grpc::ServerUnaryReactor* WaveKVService::Detach(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* WaveKVService::CreateSequence(grpc::CallbackServerContext* context,
                                                         const v1::CreateSequenceRequest* request,
                                                         v1::CreateSequenceReply* reply) {
-  return Unary(Rpc::kCreateSequence, Lane::kStep, context, request, reply, HandleCreateSequence);
+  // The first sequence with a wave buffer asks wavebufferd for it.
+  const Lane lane = request->attach_wave_buffer() ? Lane::kSlow : Lane::kStep;
+  return Unary(Rpc::kCreateSequence, lane, context, request, reply, HandleCreateSequence);
 }
 
 grpc::ServerUnaryReactor* WaveKVService::Query(grpc::CallbackServerContext* context,
@@ -122,31 +124,31 @@ grpc::ServerUnaryReactor* WaveKVService::SetTtl(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* WaveKVService::GetStats(grpc::CallbackServerContext* context,
                                                   const v1::GetStatsRequest* request,
                                                   v1::GetStatsReply* reply) {
-  return Unary(Rpc::kGetStats, Lane::kPatient, context, request, reply, HandleGetStats);
+  return Unary(Rpc::kGetStats, Lane::kStep, context, request, reply, HandleGetStats);
 }
 
 grpc::ServerUnaryReactor* WaveKVService::ListSequences(grpc::CallbackServerContext* context,
                                                        const v1::ListSequencesRequest* request,
                                                        v1::ListSequencesReply* reply) {
-  return Unary(Rpc::kListSequences, Lane::kPatient, context, request, reply, HandleListSequences);
+  return Unary(Rpc::kListSequences, Lane::kStep, context, request, reply, HandleListSequences);
 }
 
 grpc::ServerUnaryReactor* WaveKVService::DescribeIndex(grpc::CallbackServerContext* context,
                                                        const v1::DescribeIndexRequest* request,
                                                        v1::DescribeIndexReply* reply) {
-  return Unary(Rpc::kDescribeIndex, Lane::kPatient, context, request, reply, HandleDescribeIndex);
+  return Unary(Rpc::kDescribeIndex, Lane::kStep, context, request, reply, HandleDescribeIndex);
 }
 
 grpc::ServerUnaryReactor* WaveKVService::Explain(grpc::CallbackServerContext* context,
                                                  const v1::ExplainRequest* request,
                                                  v1::ExplainReply* reply) {
-  return Unary(Rpc::kExplain, Lane::kPatient, context, request, reply, HandleExplain);
+  return Unary(Rpc::kExplain, Lane::kSlow, context, request, reply, HandleExplain);
 }
 
 grpc::ServerUnaryReactor* WaveKVService::SampleRecall(grpc::CallbackServerContext* context,
                                                       const v1::SampleRecallRequest* request,
                                                       v1::SampleRecallReply* reply) {
-  return Unary(Rpc::kSampleRecall, Lane::kPatient, context, request, reply, HandleSampleRecall);
+  return Unary(Rpc::kSampleRecall, Lane::kSlow, context, request, reply, HandleSampleRecall);
 }
 
 }  // namespace wavekv

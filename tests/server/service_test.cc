@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -367,8 +368,40 @@ TEST_F(ServiceTest, StatsAndListsArePagedAndCounted) {
   EXPECT_EQ(stats.calls().at("Attach"), 1u);
   EXPECT_EQ(stats.calls().size(), 20u);
   ASSERT_EQ(stats.tenants_size(), 1);
+  EXPECT_EQ(stats.tenants(0).bytes_max(), 256ull << 20);
   EXPECT_EQ(stats.tenants(0).sequences(), 5u);
   EXPECT_EQ(stats.tenants(0).clients(), 1u);
+}
+
+// Row 2 of the list of faults: more builds than there are threads to wait for them.
+TEST_F(ServiceTest, WaitingBuildsHoldUpNobody) {
+  constexpr size_t kBuilds = 12;
+  std::vector<v1::SequenceRef> sequences;
+  for (size_t i = 0; i < kBuilds; ++i) {
+    sequences.push_back(client_.Create(4096));
+    ASSERT_TRUE(client_.Insert(sequences.back(), 0, 3000).ok());
+  }
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::BuildIndexProgress>>> readers;
+  for (const v1::SequenceRef& sequence : sequences) {
+    v1::BuildIndexRequest request;
+    *request.mutable_sequence() = sequence;
+    contexts.push_back(client_.Context());
+    readers.push_back(client_.stub()->BuildIndex(contexts.back().get(), request));
+  }
+  v1::GetStatsReply stats;
+  EXPECT_TRUE(client_.stub()->GetStats(client_.Context().get(), {}, &stats).ok());
+  EXPECT_LT(stats.calls().at("BuildIndex"), kBuilds) << "answered while builds still run";
+  for (const auto& reader : readers) {
+    v1::BuildIndexProgress progress;
+    while (reader->Read(&progress)) {
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+    EXPECT_TRUE(progress.done());
+  }
+  ASSERT_TRUE(client_.stub()->GetStats(client_.Context().get(), {}, &stats).ok());
+  EXPECT_EQ(stats.calls().at("BuildIndex"), kBuilds);
+  EXPECT_GT(stats.tenants(0).index_bytes(), 0u);
 }
 
 TEST_F(ServiceTest, DetachAndLeasesGiveEverythingBack) {

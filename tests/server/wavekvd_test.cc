@@ -23,8 +23,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Threads of a daemon on one CPU: two build and compute pools, workers, patient workers, gRPC's own
-// and the accept, lease and main threads.
+// Threads of a daemon on one CPU: build and compute pools, the lanes of calls, gRPC's own, and the
+// accept, lease and main threads.
 constexpr uint32_t kThreadsMaxOnOneCpu = 48;
 
 class WavekvdTest : public ::testing::Test {
