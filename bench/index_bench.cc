@@ -112,7 +112,8 @@ int Main(int argc, char** argv) {
   const std::vector<float> no_steady(group, -HUGE_VALF);
   bool ok = true;
   const double full_ms = BestMs([&] { ok &= backend->AttendRows(rows, query, &exact).ok(); });
-  const double rank_ms = BestMs([&] { ok &= backend->RankClusters(index, query, &scores).ok(); });
+  const double rank_ms =
+      BestMs([&] { ok &= backend->RankClusters(index, query, no_steady, &scores).ok(); });
   const double select_ms =
       BestMs([&] { plan = *backend->SelectZones(index, query, scores, no_steady, ZoneBudget{}); });
   const double attend_ms =

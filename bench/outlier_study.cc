@@ -222,11 +222,13 @@ void Ask(ComputeBackend& backend, const DataSet& data, const Index& index, const
   std::vector<RowRun> rows = {{keys.data(), values.data(), kFirstTokens + kLocalTokens}};
   PartialAttention output, part, exact;
   ClusterScores scores;
+  ZoneBudget budget;
+  budget.clusters_min = 1;
   EstimatedAttention estimate;
   bool ok = backend.AttendRows(rows, query, &output).ok();
-  ok = ok && backend.RankClusters(index.segments, query, &scores).ok();
+  ok = ok && backend.RankClusters(index.segments, query, output.lse, &scores).ok();
   Rerank(index, query, variant.rank, &scores);
-  const auto plan = backend.SelectZones(index.segments, query, scores, output.lse, ZoneBudget{});
+  const auto plan = backend.SelectZones(index.segments, query, scores, output.lse, budget);
   ok =
       ok && plan.ok() && backend.AttendClusters(index.segments, plan->retrieved, query, &part).ok();
   MergePartial(part, &output);

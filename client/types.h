@@ -35,6 +35,7 @@ struct Budget {
   double value = 0.018;
   uint32_t clusters_max = 0;    // Cap for coverage and error; 0: the daemon's default.
   double estimate_ratio = 1.0;  // Share of the other clusters that is estimated.
+  uint32_t clusters_min = 0;    // Floor for ratio; 0: the daemon's default, 1: none.
 
   static Budget Ratio(double ratio) { return {Kind::kRatio, ratio}; }
   static Budget Clusters(uint32_t count) { return {Kind::kClusters, static_cast<double>(count)}; }

@@ -115,6 +115,7 @@ void ToWire(const Budget& budget, v1::Budget* target) {
       break;
   }
   target->set_clusters_max(budget.clusters_max);
+  target->set_clusters_min(budget.clusters_min);
   target->set_estimate_ratio(budget.estimate_ratio);
 }
 

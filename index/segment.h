@@ -43,6 +43,10 @@ struct SegmentHead {
   std::vector<float> radii;           // [cluster_count] max |key - stored centroid|, rounded up
   std::vector<float> deltas;          // [cluster_count] |mean key - stored centroid|, rounded up
   std::vector<float> value_radii;     // [cluster_count] max |value - stored value mean|, rounded up
+  // How much a step may expect to misjudge a cluster that it estimates (see RankClusters):
+  std::vector<float> key_spreads;     // [cluster_count] mean of |key - stored centroid|^2
+  std::vector<float> value_spreads;   // [cluster_count] rms of |value - stored mean| / sqrt(size)
+  std::vector<float> spread_shares;   // [key_dim] each dim's share of the segment's key spread
   float centroid_norm_max = 0;        // Largest |stored centroid|: scales the rounding of a score.
   float value_norm_max = 0;           // Largest |stored value mean|.
   std::vector<uint32_t> first_row;    // [cluster_count + 1]
@@ -51,7 +55,7 @@ struct SegmentHead {
 
   uint64_t end_position() const { return first_position + token_count; }
   uint64_t index_bytes() const;
-  // Bytes a step reads to rank and estimate every cluster: centroids, value means, sizes.
+  // Bytes a step reads to rank and estimate every cluster: centroids, value means, sizes, spreads.
   uint64_t index_read_bytes() const;
 };
 

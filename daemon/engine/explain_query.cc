@@ -54,7 +54,7 @@ absl::StatusOr<ExplainedCluster> ExplainCluster(ComputeBackend* backend, const H
     explained.logit_max = std::max<double>(
         explained.logit_max, scores.logits[size_t{head} * scores.cluster_count + cluster]);
   }
-  explained.estimated_mass = scores.rank[cluster] / scores.group_size;
+  explained.estimated_mass = scores.mass_share[cluster] / scores.group_size;
   WAVEKV_ASSIGN_OR_RETURN(const PartialAttention own,
                           AttendSome(backend, step, std::span(&cluster, 1)));
   explained.true_mass = MeanShare(own.lse, clustered_lse);
@@ -96,7 +96,11 @@ std::string BudgetText(const ZoneBudget& budget) {
       text = absl::StrFormat("error: until the bound is under %.3g", budget.value);
       break;
   }
-  if (WeighsSteady(budget)) {
+  if (budget.kind == BudgetKind::kRatio && budget.value > 0) {
+    absl::StrAppend(&text, ", at least ",
+                    budget.clusters_min == 0 ? kDefaultClustersMin : budget.clusters_min);
+  }
+  if (budget.kind == BudgetKind::kCoverage || budget.kind == BudgetKind::kError) {
     absl::StrAppend(&text, ", at most ",
                     budget.clusters_max == 0 ? "1/8 of the clusters"
                                              : absl::StrCat(budget.clusters_max, " clusters"));
@@ -133,7 +137,9 @@ absl::StatusOr<Explanation> ExplainHead(ComputeBackend* backend, const LayerSnap
       std::min<size_t>(top == 0 ? kClustersExplainedDefault : top, clusters.size());
   std::partial_sort(clusters.begin(), clusters.begin() + static_cast<ptrdiff_t>(listed),
                     clusters.end(), [&](uint32_t a, uint32_t b) {
-                      const std::vector<float>& rank = step.scores().rank;
+                      const std::vector<float>& rank = budget.kind == BudgetKind::kCoverage
+                                                           ? step.scores().mass_share
+                                                           : step.scores().rank;
                       return rank[a] != rank[b] ? rank[a] > rank[b] : a < b;
                     });
   for (size_t i = 0; i < listed; ++i) {

@@ -12,9 +12,15 @@ PartialAttention EmptyAttention(uint32_t group_size, uint32_t value_dim) {
           std::vector<float>(group_size, -std::numeric_limits<float>::infinity())};
 }
 
-bool WeighsSteady(const ZoneBudget& budget) {
-  return budget.kind == BudgetKind::kCoverage || budget.kind == BudgetKind::kError;
+namespace {
+
+// A budget that neither retrieves nor estimates: the steady zone alone, no cluster is looked at.
+bool WantsNothing(const ZoneBudget& budget) {
+  const bool counted = budget.kind == BudgetKind::kRatio || budget.kind == BudgetKind::kClusters;
+  return counted && budget.value == 0 && budget.estimate_ratio == 0;
 }
+
+}  // namespace
 
 HeadStep::HeadStep(ComputeBackend* backend, const LayerSnapshot& snapshot, uint32_t kv_head,
                    std::span<const float> queries)
@@ -36,7 +42,11 @@ absl::Status HeadStep::AttendSteady() {
 
 absl::Status HeadStep::PlanZones(const ZoneBudget& budget) {
   if (cluster_count_ == 0) return absl::OkStatus();
-  WAVEKV_RETURN_IF_ERROR(backend_->RankClusters(index_, query_, &scores_));
+  if (WantsNothing(budget)) {
+    zones_.ignored = cluster_count_;
+    return absl::OkStatus();
+  }
+  WAVEKV_RETURN_IF_ERROR(backend_->RankClusters(index_, query_, steady_.lse, &scores_));
   ranked_ = true;
   const PartialAttention steady = Steady();
   WAVEKV_ASSIGN_OR_RETURN(zones_,

@@ -25,8 +25,8 @@ class HeadStep {
 
   // Exact attention over the steady zone.
   absl::Status AttendSteady();
-  // Ranks the clusters and chooses the zones. The coverage and error budgets weigh against the
-  // steady zone, so AttendSteady comes first for them (see WeighsSteady).
+  // Ranks the clusters and chooses the zones, weighed against the steady zone: AttendSteady comes
+  // first.
   absl::Status PlanZones(const ZoneBudget& budget);
   // All clusters are retrieved: the exact answer.
   void RetrieveAll();
@@ -65,8 +65,5 @@ class HeadStep {
   PartialAttention retrieved_;
   EstimatedAttention estimated_;
 };
-
-// Whether choosing zones by this budget needs the mass of the steady zone.
-bool WeighsSteady(const ZoneBudget& budget);
 
 }  // namespace wavekv

@@ -31,7 +31,7 @@ absl::Status LayerStep::Attend(uint32_t kv_head, bool exact) {
 }
 
 absl::Status LayerStep::Plan(uint32_t kv_head) {
-  if (WeighsSteady(budget_)) WAVEKV_RETURN_IF_ERROR(heads_[kv_head].AttendSteady());
+  WAVEKV_RETURN_IF_ERROR(heads_[kv_head].AttendSteady());
   return heads_[kv_head].PlanZones(budget_);
 }
 

@@ -72,7 +72,7 @@ HeadZones DescribeZones(const HeadStep& head, uint64_t steady_tokens) {
     const SegmentHead& segment = *head.index()[address.segment_idx];
     zones.retrieved.push_back(
         {address.segment_idx, address.cluster_idx, segment.sizes[address.cluster_idx],
-         segment.first_block[address.cluster_idx], std::log(head.scores().rank[cluster])});
+         segment.first_block[address.cluster_idx], std::log(head.scores().mass_share[cluster])});
   }
   return zones;
 }

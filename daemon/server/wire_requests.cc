@@ -138,6 +138,7 @@ absl::StatusOr<std::optional<ZoneBudget>> ParseBudget(bool has_budget, const v1:
           absl::StrCat(Absl(name), " has no kind: expected ratio, clusters, coverage or error"));
   }
   budget.clusters_max = wire.clusters_max();
+  budget.clusters_min = wire.clusters_min();
   if (wire.has_estimate_ratio()) budget.estimate_ratio = wire.estimate_ratio();
   return std::optional<ZoneBudget>(budget);
 }

@@ -87,12 +87,18 @@ class ComputeBackend {
                                                      std::byte* keys_out,
                                                      std::byte* values_out) = 0;
 
-  // Scores every cluster of `index` for the group.
+  // Scores every cluster of `index` for the group. `steady_lse` [group_size] is the log mass of the
+  // steady zone, -inf when it is empty: a head whose mass lies there has less to gain.
+  //
+  // The rank of a cluster is the expected error of the output when the cluster is estimated: its
+  // estimated share of the head's whole mass, times the deviation of its tokens' weights about
+  // their mean, times that of their values; summed over the group. The weights' deviation is that
+  // of exp(N(0, v)), sqrt(exp(v) - 1), with v the variance of the logits: scale^2 times the key
+  // spread of the cluster, seen along the query with the segment's share of spread in each dim.
   virtual absl::Status RankClusters(HeadIndex index, const GroupQuery& query,
-                                    ClusterScores* scores) = 0;
+                                    std::span<const float> steady_lse, ClusterScores* scores) = 0;
 
-  // Chooses the zones. `steady_lse` [group_size] is the log mass of the steady zone, which the
-  // coverage and error budgets weigh against; -inf when it is empty.
+  // Chooses the zones. `steady_lse` as above.
   virtual absl::StatusOr<ZonePlan> SelectZones(HeadIndex index, const GroupQuery& query,
                                                const ClusterScores& scores,
                                                std::span<const float> steady_lse,

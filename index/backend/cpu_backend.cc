@@ -15,6 +15,9 @@
 namespace wavekv {
 namespace {
 
+// Times a clamped key spread this is infinite at worst, and then saturates: never NaN.
+constexpr double kReachSquaredMax = 1e30;
+
 void CheckQuery(const GroupQuery& query) {
   WAVEKV_CHECK(query.group_size >= 1 && query.key_dim >= 1 && query.value_dim >= 1,
                "query without heads or dims");
@@ -51,13 +54,15 @@ class CpuBackend final : public ComputeBackend {
   }
 
   absl::Status RankClusters(HeadIndex index, const GroupQuery& query,
-                            ClusterScores* scores) override {
+                            std::span<const float> steady_lse, ClusterScores* scores) override {
     CheckQuery(query);
+    WAVEKV_CHECK(steady_lse.size() == query.group_size, "steady_lse [group_size]");
     CheckIndex(index, query);
     const uint32_t clusters = ClusterCount(index);
     scores->cluster_count = clusters;
     scores->group_size = query.group_size;
     scores->logits.resize(size_t{query.group_size} * clusters);
+    scores->mass_share.assign(clusters, 0);
     scores->rank.assign(clusters, 0);
     std::vector<float> log_sizes(clusters);
     uint32_t first = 0;
@@ -74,9 +79,13 @@ class CpuBackend final : public ComputeBackend {
     for (uint32_t g = 0; g < query.group_size; ++g) {
       kernels_.add(scores->logits.data() + size_t{g} * clusters, log_sizes.data(), clusters,
                    share.data());
-      const float sum =
-          kernels_.exp_sum(share.data(), clusters, kernels_.max(share.data(), clusters));
-      if (sum > 0) kernels_.multiply_add(1 / sum, share.data(), clusters, scores->rank.data());
+      const float largest = kernels_.max(share.data(), clusters);
+      const float sum = kernels_.exp_sum(share.data(), clusters, largest);
+      if (!(sum > 0)) continue;
+      kernels_.multiply_add(1 / sum, share.data(), clusters, scores->mass_share.data());
+      // Of the head's whole mass the clusters hold 1 / (1 + steady / clusters).
+      const float weight = 1 / (sum * (1 + std::exp(steady_lse[g] - largest - std::log(sum))));
+      AddRanks(index, query, g, weight, share.data(), scores->rank.data());
     }
     return absl::OkStatus();
   }
@@ -151,6 +160,25 @@ class CpuBackend final : public ComputeBackend {
   }
 
  private:
+  // Adds head `g`'s part of every cluster's rank; `share` [clusters] times `weight` is its share of
+  // the head's mass.
+  void AddRanks(HeadIndex index, const GroupQuery& query, uint32_t g, float weight,
+                const float* share, float* rank) const {
+    const float* q = query.queries.data() + size_t{g} * query.key_dim;
+    for (const SegmentHead* segment : index) {
+      double seen = 0;
+      for (uint32_t j = 0; j < query.key_dim; ++j) {
+        seen += double{q[j]} * q[j] * segment->spread_shares[j];
+      }
+      const double reach_squared = double{query.scale} * query.scale * seen;
+      kernels_.add_misjudged(weight, static_cast<float>(std::min(reach_squared, kReachSquaredMax)),
+                             share, segment->key_spreads.data(), segment->value_spreads.data(),
+                             segment->cluster_count, rank);
+      share += segment->cluster_count;
+      rank += segment->cluster_count;
+    }
+  }
+
   const simd::Kernels& kernels_;
 };
 

@@ -42,10 +42,12 @@ struct RowSummary {
   float radius = 0;                   // Largest distance of a row from the stored mean.
   float delta = 0;                    // Distance of the exact mean from the stored one.
   float norm = 0;                     // Length of the stored mean.
+  double mean_square = 0;             // Mean squared distance of a row from the stored mean.
 };
 
-// `rows` [row_count, dim].
-RowSummary Summarise(const float* rows, uint32_t row_count, uint32_t dim, DType index_dtype) {
+// `rows` [row_count, dim]. Adds each dim's squared differences to dim_squares [dim].
+RowSummary Summarise(const float* rows, uint32_t row_count, uint32_t dim, DType index_dtype,
+                     std::vector<double>* dim_squares) {
   std::vector<double> mean(dim, 0);
   for (uint32_t r = 0; r < row_count; ++r) {
     for (uint32_t j = 0; j < dim; ++j) mean[j] += rows[size_t{r} * dim + j];
@@ -67,14 +69,32 @@ RowSummary Summarise(const float* rows, uint32_t row_count, uint32_t dim, DType 
     for (uint32_t j = 0; j < dim; ++j) {
       const double difference = rows[size_t{r} * dim + j] - stored[j];
       distance_squared += difference * difference;
+      (*dim_squares)[j] += difference * difference;
     }
     radius_squared = std::max(radius_squared, distance_squared);
+    summary.mean_square += distance_squared / row_count;
   }
   const double norm = std::sqrt(norm_squared), radius = std::sqrt(radius_squared);
   summary.radius = RoundUp(radius);
   summary.delta = RoundUp(std::sqrt(delta_squared) + kDoubleSlack * (norm + radius));
   summary.norm = RoundUp(norm);
   return summary;
+}
+
+// A spread as float: large ones are clamped, so that products of them with finite numbers stay
+// finite; they are far beyond where the ranking saturates.
+float ClampSpread(double spread) { return static_cast<float>(std::min(spread, 1e30)); }
+
+// Each dim's share of the whole; all zero when there is no spread.
+std::vector<float> SharesOf(const std::vector<double>& dim_squares) {
+  double total = 0;
+  for (const double squares : dim_squares) total += squares;
+  std::vector<float> shares(dim_squares.size(), 0.0f);
+  if (total == 0) return shares;
+  for (size_t j = 0; j < shares.size(); ++j) {
+    shares[j] = static_cast<float>(dim_squares[j] / total);
+  }
+  return shares;
 }
 
 // Copies the rows named by `order` one after the other.
@@ -138,21 +158,25 @@ SegmentHead SummariseClusters(const simd::Kernels& kernels, const ClusterInput& 
   std::vector<float> values(size_t{input.token_count} * input.value_dim);
   kernels.to_float(input.dtype, keys_out, keys.size(), keys.data());
   kernels.to_float(input.dtype, values_out, values.size(), values.data());
+  std::vector<double> key_squares(input.key_dim, 0), value_squares(input.value_dim, 0);
   for (uint32_t c = 0; c < head.cluster_count; ++c) {
     const size_t row = head.first_row[c];
-    const RowSummary key =
-        Summarise(&keys[row * input.key_dim], head.sizes[c], input.key_dim, head.index_dtype);
-    const RowSummary value =
-        Summarise(&values[row * input.value_dim], head.sizes[c], input.value_dim, head.index_dtype);
+    const RowSummary key = Summarise(&keys[row * input.key_dim], head.sizes[c], input.key_dim,
+                                     head.index_dtype, &key_squares);
+    const RowSummary value = Summarise(&values[row * input.value_dim], head.sizes[c],
+                                       input.value_dim, head.index_dtype, &value_squares);
     head.centroids.insert(head.centroids.end(), key.stored_mean.begin(), key.stored_mean.end());
     head.value_means.insert(head.value_means.end(), value.stored_mean.begin(),
                             value.stored_mean.end());
     head.radii.push_back(key.radius);
     head.deltas.push_back(key.delta);
     head.value_radii.push_back(value.radius);
+    head.key_spreads.push_back(ClampSpread(key.mean_square));
+    head.value_spreads.push_back(ClampSpread(std::sqrt(value.mean_square / head.sizes[c])));
     head.centroid_norm_max = std::max(head.centroid_norm_max, key.norm);
     head.value_norm_max = std::max(head.value_norm_max, value.norm);
   }
+  head.spread_shares = SharesOf(key_squares);
   return head;
 }
 

@@ -320,6 +320,29 @@ void MultiplyAdd(float factor, const float* x, size_t n, float* y) {
   for (; i < n; ++i) y[i] += factor * x[i];
 }
 
+void AddMisjudged(float weight, float reach_squared, const float* share, const float* key_spreads,
+                  const float* value_spreads, size_t n, float* rank) {
+  constexpr float kVarianceMax = 4.0f, kSixth = 1.0f / 6;
+  const V reach_v = hn::Set(kD, reach_squared), weight_v = hn::Set(kD, weight);
+  const auto term = [&](V shares, V keys, V values) HWY_ATTR {
+    const V v = hn::Min(hn::Mul(reach_v, keys), hn::Set(kD, kVarianceMax));
+    const V series =
+        hn::MulAdd(v, hn::MulAdd(v, hn::Set(kD, kSixth), hn::Set(kD, 0.5f)), hn::Set(kD, 1.0f));
+    return hn::Mul(hn::Mul(weight_v, shares), hn::Mul(values, hn::Sqrt(hn::Mul(v, series))));
+  };
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const V added = term(hn::LoadU(kD, share + i), hn::LoadU(kD, key_spreads + i),
+                         hn::LoadU(kD, value_spreads + i));
+    hn::StoreU(hn::Add(hn::LoadU(kD, rank + i), added), kD, rank + i);
+  }
+  for (; i < n; ++i) {
+    const V added =
+        term(hn::Set(kD, share[i]), hn::Set(kD, key_spreads[i]), hn::Set(kD, value_spreads[i]));
+    rank[i] += hn::GetLane(added);
+  }
+}
+
 template <DType kType>
 void ToFloatOf(const uint8_t* source, size_t n, float* target) {
   size_t i = 0;
@@ -472,9 +495,10 @@ const char* IsaName() {
 }
 
 const Kernels* GetKernels() {
-  static const Kernels kernels = {IsaName(),    kLanes,   &DotRows,          &AccumulateRows,
-                                  &Max,         &ExpSum,  &AddArrays,        &Scale,
-                                  &MultiplyAdd, &ToFloat, &SquaredDistances, &NearestByDot};
+  static const Kernels kernels = {IsaName(),    kLanes,        &DotRows,   &AccumulateRows,
+                                  &Max,         &ExpSum,       &AddArrays, &Scale,
+                                  &MultiplyAdd, &AddMisjudged, &ToFloat,   &SquaredDistances,
+                                  &NearestByDot};
   return &kernels;
 }
 

@@ -50,6 +50,12 @@ struct Kernels {
   // y[i] += factor * x[i].
   void (*multiply_add)(float factor, const float* x, size_t n, float* y);
 
+  // rank[i] += weight * share[i] * value_spreads[i] * sqrt(exp(v) - 1) with v = min(reach_squared *
+  // key_spreads[i], 4), exp to third order (1 % at v = 1, 36 % too small at 4, where it saturates).
+  void (*add_misjudged)(float weight, float reach_squared, const float* share,
+                        const float* key_spreads, const float* value_spreads, size_t n,
+                        float* rank);
+
   // target[i] = source[i], exact. source [n] dtype.
   void (*to_float)(DType dtype, const void* source, size_t n, float* target);
 

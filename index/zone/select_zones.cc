@@ -54,38 +54,46 @@ class RankOrder {
   uint32_t sorted_ = 0;  // The first ones are in place.
 };
 
-// Retrieved clusters that hold `share` of the estimated mass.
+// Retrieved clusters that hold `share` of the estimated mass; `order` is that of mass_share.
 uint32_t CountForCoverage(const ClusterScores& scores, double share, uint32_t count_max,
                           RankOrder* order, uint32_t* moved) {
   double total = 0;
-  for (const float rank : scores.rank) total += rank;
+  for (const float mass : scores.mass_share) total += mass;
   // Summed in another order the same numbers may fall short of their total by a rounding.
   const double wanted = share * total * (1 - 1e-12);
   double held = 0;
   uint32_t count = 0;
   for (uint32_t limit = count_max;; limit = scores.cluster_count) {
     const std::span<const uint32_t> best = order->Best(limit);
-    while (count < limit && held < wanted) held += scores.rank[best[count++]];
+    while (count < limit && held < wanted) held += scores.mass_share[best[count++]];
     if (held >= wanted || limit == scores.cluster_count) break;
   }
   *moved = count > count_max ? count - count_max : 0;
   return std::min(count, count_max);
 }
 
+uint32_t CountForRatio(const ZoneBudget& budget, uint32_t clusters) {
+  if (budget.value == 0) return 0;
+  const uint32_t floor = budget.clusters_min == 0 ? kDefaultClustersMin : budget.clusters_min;
+  return std::min(clusters, std::max(CeilOfShare(budget.value, clusters), floor));
+}
+
 }  // namespace
 
 ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<const double> reaches,
                      std::span<const float> steady_lse, const ZoneBudget& budget) {
-  WAVEKV_CHECK(scores.rank.size() == scores.cluster_count, "one rank for each cluster");
+  WAVEKV_CHECK(scores.rank.size() == scores.cluster_count &&
+                   scores.mass_share.size() == scores.cluster_count,
+               "one rank and one share for each cluster");
   const uint32_t clusters = scores.cluster_count;
   const uint32_t count_max = budget.clusters_max == 0 ? CeilOfShare(1.0 / 8, clusters)
                                                       : std::min(budget.clusters_max, clusters);
   ZonePlan plan;
-  RankOrder order(scores.rank);
+  RankOrder order(budget.kind == BudgetKind::kCoverage ? scores.mass_share : scores.rank);
   uint32_t count = 0;
   switch (budget.kind) {
     case BudgetKind::kRatio:
-      count = CeilOfShare(budget.value, clusters);
+      count = CountForRatio(budget, clusters);
       break;
     case BudgetKind::kClusters:
       count = static_cast<uint32_t>(std::min<double>(budget.value, clusters));

@@ -13,18 +13,24 @@ namespace wavekv {
 enum class BudgetKind : uint8_t { kRatio, kClusters, kCoverage, kError };
 
 inline constexpr double kDefaultRetrievalRatio = 0.018;
+inline constexpr uint32_t kDefaultClustersMin = 128;
 
 // How many clusters the retrieval zone of one KV head gets.
 struct ZoneBudget {
   BudgetKind kind = BudgetKind::kRatio;
-  // kRatio: fraction of the clusters, rounded up. kClusters: a count. kCoverage: share of the
-  // estimated mass, steady zone excluded. kError: bound of |output - exact output| of every query
-  // head, relative to the length of the KV head's longest value (see error_bound.h).
+  // kRatio: fraction of the clusters, rounded up, but no fewer than clusters_min. kClusters: a
+  // count. kCoverage: share of the estimated mass, steady zone excluded. kError: bound of |output -
+  // exact output| of every query head, relative to the length of the KV head's longest value (see
+  // error_bound.h).
   double value = kDefaultRetrievalRatio;
   uint32_t clusters_max = 0;  // Cap for kCoverage and kError; 0: 1/8 of the clusters, rounded up.
   // Share of the not retrieved clusters that is estimated, best first, rounded up. 1 for kError:
   // no bound covers what is ignored.
   double estimate_ratio = 1.0;
+  // kRatio: the fewest clusters to retrieve, if there are as many; 0: kDefaultClustersMin.
+  // Attention over a short context is less sparse, so that a fixed share of its few clusters is too
+  // little.
+  uint32_t clusters_min = 0;
 };
 
 // InvalidArgument naming the field, what was found and what is allowed.
@@ -35,7 +41,10 @@ struct ClusterScores {
   uint32_t cluster_count = 0;
   uint32_t group_size = 0;
   std::vector<float> logits;  // [group_size, cluster_count] scale * q . stored centroid
-  // [cluster_count] sum over the group of each head's estimated mass share; the larger the sooner.
+  // [cluster_count] sum over the group of each head's share of the clusters' estimated mass.
+  std::vector<float> mass_share;
+  // [cluster_count] what estimating the cluster is expected to do to the output (see RankClusters);
+  // the larger the sooner it is retrieved. 0 for a cluster that its summary describes exactly.
   std::vector<float> rank;
 };
 

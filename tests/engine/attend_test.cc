@@ -68,7 +68,9 @@ TEST_F(AttendTest, HeadGeometries) {
   }
 }
 
-TEST_F(AttendTest, DefaultBudgetReadsLittleAndErrsLittle) {
+TEST_F(AttendTest, DefaultRatioReadsLittleAndErrsLittle) {
+  spec_.index.budget.clusters_min =
+      1;  // The floor for short contexts would be most of what is read.
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 8192, seed);
   const SequenceRef sequence = Create(spec_);

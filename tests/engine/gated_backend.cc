@@ -23,8 +23,8 @@ class GatedBackend : public ComputeBackend {
     return cpu_->ClusterSegment(input, options, keys_out, values_out);
   }
   absl::Status RankClusters(HeadIndex index, const GroupQuery& query,
-                            ClusterScores* scores) override {
-    return cpu_->RankClusters(index, query, scores);
+                            std::span<const float> steady_lse, ClusterScores* scores) override {
+    return cpu_->RankClusters(index, query, steady_lse, scores);
   }
   absl::StatusOr<ZonePlan> SelectZones(HeadIndex index, const GroupQuery& query,
                                        const ClusterScores& scores,

@@ -42,6 +42,76 @@ struct World {
   }
 };
 
+std::vector<float> NoSteady(const World& world) {
+  return std::vector<float>(world.query.group_size, -kInf);
+}
+
+// The rank of each cluster by its definition (ComputeBackend::RankClusters), from the tokens
+// themselves, in double. `steady_lse` [group_size]; `shares` [clusters] is filled with each
+// cluster's share of the clusters' estimated mass, summed over the group.
+std::vector<double> ExactRanks(const World& world, std::span<const float> steady_lse,
+                               std::vector<double>* shares) {
+  std::vector<double> ranks;
+  const double scale = world.query.scale;
+  for (uint32_t g = 0; g < world.query.group_size; ++g) {
+    std::vector<double> masses, deviations;
+    for (const SegmentHead* segment : world.index) {
+      const uint32_t n = segment->token_count, dim = segment->key_dim,
+                     value_dim = segment->value_dim;
+      const auto floats = [](DType dtype, const void* from, size_t count) {
+        std::vector<float> to(count);
+        ConvertToFloat(dtype, from, count, to.data());
+        return to;
+      };
+      const auto keys = floats(segment->payload_dtype, segment->keys, size_t{n} * dim);
+      const auto values = floats(segment->payload_dtype, segment->values, size_t{n} * value_dim);
+      const auto centroids =
+          floats(segment->index_dtype, segment->centroids.data(), segment->centroids.size());
+      const auto means =
+          floats(segment->index_dtype, segment->value_means.data(), segment->value_means.size());
+      std::vector<double> spread(segment->cluster_count, 0),
+          value_spread(segment->cluster_count, 0);
+      std::vector<double> dim_spread(dim, 0);
+      double all_spread = 0;
+      for (uint32_t c = 0; c < segment->cluster_count; ++c) {
+        for (uint32_t r = segment->first_row[c]; r < segment->first_row[c + 1]; ++r) {
+          for (uint32_t j = 0; j < dim; ++j) {
+            const double d = keys[r * dim + j] - centroids[c * dim + j];
+            spread[c] += d * d / segment->sizes[c];
+            dim_spread[j] += d * d;
+            all_spread += d * d;
+          }
+          for (uint32_t j = 0; j < value_dim; ++j) {
+            const double d = values[r * value_dim + j] - means[c * value_dim + j];
+            value_spread[c] += d * d / segment->sizes[c];
+          }
+        }
+      }
+      double seen = 0;
+      for (uint32_t j = 0; j < dim; ++j) {
+        seen += std::pow(world.head_query(g)[j], 2) * dim_spread[j] / all_spread;
+      }
+      const auto logits = test::ExactScores(world.head_query(g), centroids, scale);
+      for (uint32_t c = 0; c < segment->cluster_count; ++c) {
+        masses.push_back(logits[c] + std::log(static_cast<double>(segment->sizes[c])));
+        const double v = std::min(scale * scale * seen * spread[c], 4.0);
+        deviations.push_back(std::sqrt(v + v * v / 2 + v * v * v / 6) *
+                             std::sqrt(value_spread[c] / segment->sizes[c]));
+      }
+    }
+    ranks.resize(masses.size(), 0);
+    shares->resize(masses.size(), 0);
+    const double clusters = test::LogSumExp(masses);
+    const double whole =
+        test::LogSumExp(std::vector<double>{clusters, static_cast<double>(steady_lse[g])});
+    for (size_t c = 0; c < masses.size(); ++c) {
+      (*shares)[c] += std::exp(masses[c] - clusters);
+      ranks[c] += std::exp(masses[c] - whole) * deviations[c];
+    }
+  }
+  return ranks;
+}
+
 std::unique_ptr<World> MakeWorld(ComputeBackend& backend, const ShapeCase& shape,
                                  std::mt19937_64& random, double query_size = 1) {
   auto world = std::make_unique<World>();
@@ -103,7 +173,8 @@ class AttentionTest : public testing::TestWithParam<std::tuple<const simd::Kerne
     backend_ = CreateCpuBackend(*std::get<0>(GetParam()));
     random_ = NewRandom(30);
     world_ = MakeWorld(*backend_, shape(), random_);
-    ASSERT_TRUE(backend_->RankClusters(world_->index, world_->query, &scores_).ok());
+    ASSERT_TRUE(
+        backend_->RankClusters(world_->index, world_->query, NoSteady(*world_), &scores_).ok());
   }
   const ShapeCase& shape() const { return std::get<1>(GetParam()); }
 
@@ -161,28 +232,48 @@ TEST_P(AttentionTest, AttendClustersMatchesDouble) {
   ExpectAttention(*world_, found, keys, values);
 }
 
-TEST_P(AttentionTest, RanksByTheShareOfEstimatedMass) {
+TEST_P(AttentionTest, ScoresAndSharesMatchDouble) {
   ASSERT_EQ(scores_.cluster_count, ClusterCount(world_->index));
-  std::vector<double> rank(scores_.cluster_count, 0);
   for (uint32_t g = 0; g < shape().group; ++g) {
-    std::vector<double> masses;
+    size_t flat = g * scores_.cluster_count;
     for (const SegmentHead* segment : world_->index) {
       std::vector<float> centroids(segment->centroids.size());
       ConvertToFloat(segment->index_dtype, segment->centroids.data(), centroids.size(),
                      centroids.data());
-      const std::vector<double> logits =
-          test::ExactScores(world_->head_query(g), centroids, world_->query.scale);
-      for (uint32_t c = 0; c < segment->cluster_count; ++c) {
-        const size_t flat = masses.size();
-        ASSERT_NEAR(scores_.logits[g * scores_.cluster_count + flat], logits[c], 1e-5);
-        masses.push_back(logits[c] + std::log(static_cast<double>(segment->sizes[c])));
+      for (const double logit :
+           test::ExactScores(world_->head_query(g), centroids, world_->query.scale)) {
+        ASSERT_NEAR(scores_.logits[flat++], logit, 1e-5);
       }
     }
-    const double total = test::LogSumExp(masses);
-    for (size_t c = 0; c < masses.size(); ++c) rank[c] += std::exp(masses[c] - total);
   }
-  for (size_t c = 0; c < rank.size(); ++c) {
-    ASSERT_NEAR(scores_.rank[c], rank[c], 2e-5 * rank[c] + 1e-9);
+  std::vector<double> shares;
+  ExactRanks(*world_, NoSteady(*world_), &shares);
+  for (size_t c = 0; c < shares.size(); ++c) {
+    ASSERT_NEAR(scores_.mass_share[c], shares[c], 2e-5 * shares[c] + 1e-9);
+  }
+}
+
+TEST_P(AttentionTest, RanksByTheExpectedErrorOfAnEstimate) {
+  // Heads with much, little and no mass in the steady zone.
+  std::vector<float> steady = NoSteady(*world_);
+  for (uint32_t g = 0; g < shape().group; ++g) {
+    if (g % 3 != 2) steady[g] = g % 3 == 0 ? 9.0f : 2.0f;
+  }
+  ClusterScores scores;
+  ASSERT_TRUE(backend_->RankClusters(world_->index, world_->query, steady, &scores).ok());
+  std::vector<double> shares;
+  const std::vector<double> ranks = ExactRanks(*world_, steady, &shares);
+  for (size_t c = 0; c < ranks.size(); ++c) {
+    // Spreads and shares are kept as floats, and a sum over the group is rounded as one.
+    ASSERT_NEAR(scores.rank[c], ranks[c], 5e-5 * ranks[c] + 1e-9) << "cluster " << c;
+  }
+  uint32_t flat = 0;
+  for (const SegmentHead* segment : world_->index) {
+    for (const uint16_t size : segment->sizes) {
+      // What its summary describes exactly, but for the stored mean's rounding, need not be read.
+      if (size == 1) EXPECT_LT(scores.rank[flat], 1e-3 * shares[flat] + 1e-9);
+      ++flat;
+    }
   }
 }
 
@@ -269,8 +360,8 @@ TEST(EmptyAttention, IsZeroWithoutMassAndTheIdentity) {
   auto random = NewRandom(31);
   const auto world = MakeWorld(*backend, kShapes[3], random);
   ClusterScores scores, no_scores;
-  ASSERT_TRUE(backend->RankClusters(world->index, world->query, &scores).ok());
-  ASSERT_TRUE(backend->RankClusters({}, world->query, &no_scores).ok());
+  ASSERT_TRUE(backend->RankClusters(world->index, world->query, NoSteady(*world), &scores).ok());
+  ASSERT_TRUE(backend->RankClusters({}, world->query, NoSteady(*world), &no_scores).ok());
   EXPECT_EQ(no_scores.cluster_count, 0);
   PartialAttention rows, clusters;
   EstimatedAttention estimate, estimate_of_nothing;
@@ -316,7 +407,8 @@ TEST(LargeScores, StayFiniteAndWithinTheRoundingOfTheirSize) {
       const RowRun rows = {world->built[1].keys.data(), world->built[1].values.data(), 300};
       ASSERT_TRUE(backend->AttendRows(std::span(&rows, 1), world->query, &found).ok());
       ClusterScores scores;
-      ASSERT_TRUE(backend->RankClusters(world->index, world->query, &scores).ok());
+      ASSERT_TRUE(
+          backend->RankClusters(world->index, world->query, NoSteady(*world), &scores).ok());
       for (const float rank : scores.rank) ASSERT_TRUE(std::isfinite(rank));
       std::vector<uint32_t> all(scores.cluster_count);
       std::iota(all.begin(), all.end(), 0);
@@ -378,7 +470,7 @@ TEST(SegmentHead, CountsItsBytes) {
   const StoredRows rows = test::Store(DType::kBF16, 64, Gaussian(random, 1000 * 64));
   const BuiltSegment built = test::Build(*backend, rows, rows);
   const uint64_t clusters = built.head.cluster_count;
-  EXPECT_EQ(built.head.index_read_bytes(), clusters * (64 * 2 + 64 * 2 + 2));
+  EXPECT_EQ(built.head.index_read_bytes(), clusters * (64 * 2 + 64 * 2 + 2 + 2 * 4) + 64 * 4);
   EXPECT_EQ(built.head.index_bytes(),
             built.head.index_read_bytes() + clusters * 3 * 4 + 2 * (clusters + 1) * 4 + 1000 * 2);
   EXPECT_EQ(built.head.end_position(), 1000);

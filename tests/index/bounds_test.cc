@@ -61,7 +61,10 @@ std::unique_ptr<Head> MakeHead(ComputeBackend& backend, std::mt19937_64& random,
   head->index = {&head->built.head};
   head->queries = Gaussian(random, size_t{group} * dim, query_size);
   head->query = {head->queries, group, dim, dim, dtype, 1 / std::sqrt(static_cast<float>(dim))};
-  EXPECT_TRUE(backend.RankClusters(head->index, head->query, &head->scores).ok());
+  EXPECT_TRUE(
+      backend
+          .RankClusters(head->index, head->query, std::vector<float>(group, -kInf), &head->scores)
+          .ok());
   return head;
 }
 
@@ -339,7 +342,8 @@ TEST(Needles, AreAllRetrievedAtTheDefaultBudget) {
     for (uint32_t i = 0; i < needles; ++i) {
       const GroupQuery query = {questions[i], group, dim, dim, DType::kBF16, 0.125f};
       ClusterScores scores;
-      ASSERT_TRUE(backend->RankClusters(index, query, &scores).ok());
+      ASSERT_TRUE(
+          backend->RankClusters(index, query, std::vector<float>(group, -kInf), &scores).ok());
       const auto plan = backend->SelectZones(index, query, scores, std::vector<float>(group, -kInf),
                                              ZoneBudget{});
       ASSERT_TRUE(plan.ok());
@@ -348,6 +352,8 @@ TEST(Needles, AreAllRetrievedAtTheDefaultBudget) {
       const auto& first_row = built.head.first_row;
       const auto cluster = static_cast<uint32_t>(
           std::upper_bound(first_row.begin(), first_row.end(), row) - first_row.begin() - 1);
+      // Alone in its cluster, it is kept by the estimate, which is then its own key and value.
+      if (built.head.sizes[cluster] == 1) continue;
       EXPECT_THAT(plan->retrieved, testing::Contains(cluster))
           << (topics ? "topics" : "random") << ", needle " << i << " at " << positions[i];
     }

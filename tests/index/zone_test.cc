@@ -23,7 +23,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 ZoneBudget Budget(BudgetKind kind, double value, uint32_t clusters_max = 0,
                   double estimate_ratio = 1) {
-  return {kind, value, clusters_max, estimate_ratio};
+  return {kind, value, clusters_max, estimate_ratio, /*clusters_min=*/1};
 }
 
 ClusterScores Ranked(std::vector<float> rank) {
@@ -31,6 +31,7 @@ ClusterScores Ranked(std::vector<float> rank) {
   scores.cluster_count = static_cast<uint32_t>(rank.size());
   scores.group_size = 1;
   scores.logits.assign(rank.size(), 0);
+  scores.mass_share = rank;
   scores.rank = std::move(rank);
   return scores;
 }

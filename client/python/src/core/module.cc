@@ -142,6 +142,7 @@ void BindValues(py::module_& m) {
       .def_readwrite("kind", &Budget::kind)
       .def_readwrite("value", &Budget::value)
       .def_readwrite("clusters_max", &Budget::clusters_max)
+      .def_readwrite("clusters_min", &Budget::clusters_min)
       .def_readwrite("estimate_ratio", &Budget::estimate_ratio);
 
   py::class_<client::SequenceOptions>(m, "SequenceOptions")
