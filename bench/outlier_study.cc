@@ -223,7 +223,7 @@ void Ask(ComputeBackend& backend, const DataSet& data, const Index& index, const
   PartialAttention output, part, exact;
   ClusterScores scores;
   ZoneBudget budget;
-  budget.clusters_min = 1;
+  budget.clusters_min = 0;
   EstimatedAttention estimate;
   bool ok = backend.AttendRows(rows, query, &output).ok();
   ok = ok && backend.RankClusters(index.segments, query, output.lse, &scores).ok();

@@ -35,9 +35,9 @@ struct Budget {
   double value = 0.018;
   uint32_t clusters_max = 0;    // Cap for coverage and error; 0: the daemon's default.
   double estimate_ratio = 1.0;  // Share of the other clusters that is estimated.
-  uint32_t clusters_min = 0;    // Floor for ratio; 0: the daemon's default, 1: none.
+  uint32_t clusters_min = 128;  // Floor for ratio, if there are as many clusters.
 
-  static Budget Ratio(double ratio) { return {Kind::kRatio, ratio}; }
+  static Budget Ratio(double ratio) { return {Kind::kRatio, ratio, 0, 1.0, 0}; }
   static Budget Clusters(uint32_t count) { return {Kind::kClusters, static_cast<double>(count)}; }
   static Budget Coverage(double share) { return {Kind::kCoverage, share}; }
   static Budget Error(double epsilon) { return {Kind::kError, epsilon}; }

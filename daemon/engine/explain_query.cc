@@ -96,9 +96,8 @@ std::string BudgetText(const ZoneBudget& budget) {
       text = absl::StrFormat("error: until the bound is under %.3g", budget.value);
       break;
   }
-  if (budget.kind == BudgetKind::kRatio && budget.value > 0) {
-    absl::StrAppend(&text, ", at least ",
-                    budget.clusters_min == 0 ? kDefaultClustersMin : budget.clusters_min);
+  if (budget.kind == BudgetKind::kRatio && budget.clusters_min > 0) {
+    absl::StrAppend(&text, ", at least ", budget.clusters_min);
   }
   if (budget.kind == BudgetKind::kCoverage || budget.kind == BudgetKind::kError) {
     absl::StrAppend(&text, ", at most ",

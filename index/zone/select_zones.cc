@@ -74,8 +74,7 @@ uint32_t CountForCoverage(const ClusterScores& scores, double share, uint32_t co
 
 uint32_t CountForRatio(const ZoneBudget& budget, uint32_t clusters) {
   if (budget.value == 0) return 0;
-  const uint32_t floor = budget.clusters_min == 0 ? kDefaultClustersMin : budget.clusters_min;
-  return std::min(clusters, std::max(CeilOfShare(budget.value, clusters), floor));
+  return std::min(clusters, std::max(CeilOfShare(budget.value, clusters), budget.clusters_min));
 }
 
 }  // namespace

@@ -69,8 +69,8 @@ TEST_F(AttendTest, HeadGeometries) {
 }
 
 TEST_F(AttendTest, DefaultRatioReadsLittleAndErrsLittle) {
-  spec_.index.budget.clusters_min =
-      1;  // The floor for short contexts would be most of what is read.
+  // The floor for short contexts would be most of what is read.
+  spec_.index.budget.clusters_min = 0;
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 8192, seed);
   const SequenceRef sequence = Create(spec_);
@@ -82,7 +82,8 @@ TEST_F(AttendTest, DefaultRatioReadsLittleAndErrsLittle) {
   const OracleAnswer expected = ExactOracle(data, 0, 8192, queries);
   for (uint32_t head = 0; head < shape().query_head_count; ++head) {
     // Values are independent of their keys, so the output's error says nothing here; the mass does.
-    EXPECT_NEAR(found.lse[head], expected.lse[head], 0.1);
+    // An estimate is below the true mass (convexity), most so where keys have no structure.
+    EXPECT_NEAR(found.lse[head], expected.lse[head], 0.25);
   }
   const StepCounters& counters = found.counters;
   EXPECT_EQ(counters.steady_tokens, 2u * (4 + 64));

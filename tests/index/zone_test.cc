@@ -23,7 +23,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 ZoneBudget Budget(BudgetKind kind, double value, uint32_t clusters_max = 0,
                   double estimate_ratio = 1) {
-  return {kind, value, clusters_max, estimate_ratio, /*clusters_min=*/1};
+  return {kind, value, clusters_max, estimate_ratio, /*clusters_min=*/0};
 }
 
 ClusterScores Ranked(std::vector<float> rank) {
@@ -142,6 +142,21 @@ TEST(SelectZones, AgreesWithAFullSort) {
     EXPECT_EQ(plan.estimated, next);
     EXPECT_EQ(plan.ignored, n - count - estimated);
   }
+}
+
+TEST(SelectZones, RatioHasAFloor) {
+  const ClusterScores scores = Ranked({5, 1, 4, 2, 3});
+  const auto with_floor = [](double ratio, uint32_t floor) {
+    ZoneBudget budget;
+    budget.value = ratio;
+    budget.clusters_min = floor;
+    return budget;
+  };
+  EXPECT_THAT(Select(scores, with_floor(0.2, 3)).retrieved, ElementsAre(0, 2, 4));
+  EXPECT_THAT(Select(scores, with_floor(0.8, 3)).retrieved, ElementsAre(0, 2, 4, 3));
+  EXPECT_EQ(Select(scores, with_floor(0.2, 9)).retrieved.size(), 5u) << "as many as there are";
+  EXPECT_THAT(Select(scores, with_floor(0, 3)).retrieved, IsEmpty()) << "none was asked for";
+  EXPECT_EQ(Select(scores, {}).retrieved.size(), 5u) << "the default has a floor";
 }
 
 TEST(SelectZones, CoverageTakesTheFewestThatHoldTheShare) {

@@ -47,7 +47,10 @@ TEST_P(NeedlesTest, AllAreFound) {
 }
 
 // Below one segment of 8,192 the steady zone and small segments weigh more.
-constexpr double kShortRatio = 0.20;
+// The floor of the default budget, 128 clusters, is a good third of 4,096 tokens' clusters, and a
+// sixth of 9,216 tokens'; at 32,768 tokens it is under 6 %.
+constexpr double kShortRatio = 0.62;
+constexpr double kMiddleRatio = 0.43;
 constexpr double kLongRatio = 0.15;
 
 INSTANTIATE_TEST_SUITE_P(
@@ -58,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(
                     NeedlesRow{"4096_seed4", 4096, 4, kShortRatio},
                     NeedlesRow{"4096_seed5", 4096, 5, kShortRatio},
                     // A rest of 960 tokens after the boundary stays exact.
-                    NeedlesRow{"9216_with_a_short_rest", 9216, 6, 0.25},
+                    NeedlesRow{"9216_with_a_short_rest", 9216, 6, kMiddleRatio},
                     NeedlesRow{"32768", 32768, 7, kLongRatio},
                     NeedlesRow{"131072", 131072, 8, kLongRatio},
                     NeedlesRow{"4096_f16", 4096, 9, kShortRatio, {}, DType::kF16},
@@ -78,10 +81,10 @@ INSTANTIATE_TEST_SUITE_P(
         NeedlesRow{"all_at_once",
                    9216,
                    16,
-                   0.25,
+                   kMiddleRatio,
                    {.abort_prefill = true, .preempt_at = 5, .fork = true, .truncate = true}},
         // Prefill token ranges that share no boundary with segments or blocks.
-        NeedlesRow{"odd_chunks", 9216, 17, 0.25, {.chunk_tokens = 777, .chunk_layers = 3}},
+        NeedlesRow{"odd_chunks", 9216, 17, kMiddleRatio, {.chunk_tokens = 777, .chunk_layers = 3}},
         // The portable wave-buffer path: this process attends over what the daemon staged.
         NeedlesRow{"staged", 4096, 18, kShortRatio, {.staged = true}},
         NeedlesRow{

@@ -58,8 +58,7 @@ class Budget:
 
     kind: "ratio" (share of the clusters), "clusters" (a count), "coverage" (fewest clusters with
     this share of the estimated mass), "error" (retrieve until the error bound is under the value).
-    clusters_min is the floor of a ratio (0: 128; 1: none): attention over a short context is less
-    sparse. clusters_max caps coverage and error (0: 1/8 of the clusters). estimate_ratio is the share of the
+    clusters_min is the floor of a ratio: attention over a short context is less sparse. clusters_max caps coverage and error (0: 1/8 of the clusters). estimate_ratio is the share of the
     clusters not retrieved that is estimated; what is beyond it is ignored, and counted.
     """
 
@@ -67,11 +66,12 @@ class Budget:
     value: float = 0.018
     clusters_max: int = 0
     estimate_ratio: float = 1.0
-    clusters_min: int = 0
+    clusters_min: int = 128
 
     @classmethod
     def ratio(cls, share: float) -> Budget:
-        return cls("ratio", share)
+        """That share of the clusters, without a floor."""
+        return cls("ratio", share, clusters_min=0)
 
     @classmethod
     def clusters(cls, count: int) -> Budget:
