@@ -38,14 +38,19 @@ class RankOrder {
     return std::span<const uint32_t>(order_).first(count);
   }
 
-  // Clusters behind the best `retrieved`, as an unordered set of the best `count` of them.
-  std::vector<uint32_t> NextBest(uint32_t retrieved, uint32_t count) {
-    if (retrieved + count < order_.size()) {
-      Best(retrieved + count);
-    } else {
-      Best(retrieved);
+  // The best `count` clusters behind the best `skipped`, by index.
+  std::vector<uint32_t> NextByIndex(uint32_t skipped, uint32_t count) {
+    const auto clusters = static_cast<uint32_t>(order_.size());
+    // When that is all the rest, its order does not matter.
+    if (skipped + count < clusters) Best(skipped + count);
+    std::vector<bool> chosen(clusters, false);
+    for (uint32_t i = skipped; i < skipped + count; ++i) chosen[order_[i]] = true;
+    std::vector<uint32_t> next;
+    next.reserve(count);
+    for (uint32_t c = 0; c < clusters; ++c) {
+      if (chosen[c]) next.push_back(c);
     }
-    return {order_.begin() + retrieved, order_.begin() + retrieved + count};
+    return next;
   }
 
  private:
@@ -114,8 +119,7 @@ ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<con
   const std::span<const uint32_t> best = order.Best(count);
   plan.retrieved.assign(best.begin(), best.end());
   const uint32_t estimated = CeilOfShare(budget.estimate_ratio, clusters - count);
-  plan.estimated = order.NextBest(count, estimated);
-  std::sort(plan.estimated.begin(), plan.estimated.end());
+  plan.estimated = order.NextByIndex(count, estimated);
   plan.ignored = clusters - count - estimated;
   return plan;
 }
