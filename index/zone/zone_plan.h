@@ -27,8 +27,8 @@ struct ZoneBudget {
   // Share of the not retrieved clusters that is estimated, best first, rounded up. 1 for kError:
   // no bound covers what is ignored.
   double estimate_ratio = 1.0;
-  // kRatio: the fewest clusters to retrieve, if there are as many. Attention over a short context is
-  // less sparse, so that the default share of its few clusters is too little.
+  // kRatio: the fewest clusters to retrieve, if there are as many. Attention over a short context
+  // is less sparse, so that the default share of its few clusters is too little.
   uint32_t clusters_min = kDefaultClustersMin;
 };
 
