@@ -271,7 +271,9 @@ TEST_P(AttentionTest, RanksByTheExpectedErrorOfAnEstimate) {
   for (const SegmentHead* segment : world_->index) {
     for (const uint16_t size : segment->sizes) {
       // What its summary describes exactly, but for the stored mean's rounding, need not be read.
-      if (size == 1) EXPECT_LT(scores.rank[flat], 1e-3 * shares[flat] + 1e-9);
+      if (size == 1) {
+        EXPECT_LT(scores.rank[flat], 1e-3 * shares[flat] + 1e-9);
+      }
       ++flat;
     }
   }
