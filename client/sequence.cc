@@ -12,8 +12,9 @@ namespace wavekv::client {
 Sequence::Sequence(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Sequence::~Sequence() {
-  // Errors are of no use here: a daemon that is away lets the lease end instead.
-  if (!impl_->connection->closed()) Drop().IgnoreError();
+  if (!impl_->owned.load(std::memory_order_acquire) || impl_->connection->closed()) return;
+  // An error is of no use here: a daemon that is away lets the lease end instead.
+  Drop().IgnoreError();
 }
 
 uint64_t Sequence::id() const { return impl_->id; }
@@ -123,15 +124,16 @@ absl::Status Sequence::Truncate(uint64_t token_count) {
 }
 
 absl::Status Sequence::Drop() {
-  if (!impl_->owned.exchange(false, std::memory_order_acq_rel)) return absl::OkStatus();
   v1::DropSequenceRequest request;
   impl_->FillRef(request.mutable_sequence());
   v1::DropSequenceReply reply;
-  return impl_->connection->Run(
+  const absl::Status status = impl_->connection->Run(
       impl_->Call("DropSequence"),
       [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
         return stub.DropSequence(context, request, &reply);
       });
+  if (status.ok()) impl_->owned.store(false, std::memory_order_release);
+  return status;
 }
 
 void Sequence::Release() { impl_->owned.store(false, std::memory_order_release); }

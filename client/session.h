@@ -22,7 +22,7 @@ namespace wavekv::client {
 
 class Sequence;
 
-// One item of a batched decode step.
+// One item of a batched decode step. At most one item of a batch appends to a layer of a sequence.
 struct AttendItem {
   Sequence* sequence = nullptr;
   uint32_t layer = 0;
@@ -57,11 +57,16 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  // Reserves memory for max_tokens. InvalidArgument names the field that cannot be;
+  // ResourceExhausted says what was asked, what is free and who holds it.
   absl::StatusOr<std::unique_ptr<Sequence>> CreateSequence(const SequenceOptions& options);
-  // One round trip for many sequences of different lengths; one result per item, in order.
+  // One round trip (one for each ClientInfo::batch_max items) for many sequences of different
+  // lengths; one result per item, in order: a bad item fails alone. An error of the whole says
+  // that no result of it is known.
   absl::StatusOr<std::vector<absl::StatusOr<Attention>>> AttendBatch(
       std::span<const AttendItem> items);
 
+  // Of the present attachment: the epoch changes when the daemon was restarted.
   ClientInfo info() const;
 
  private:
@@ -72,7 +77,10 @@ class Session {
 };
 
 // One sequence. Its calls may come from several threads, but appends to one layer must be ordered
-// by the caller. Dropped when destroyed, unless released. May outlive its Session object.
+// by the caller. Dropped when destroyed, unless released. May outlive its Session object; its calls
+// are then FailedPrecondition. Calls fail as Session says. Shapes and dtypes that cannot be right
+// are InvalidArgument, naming expected and found, and are never sent; a reply that does not fit the
+// sequence is Internal, and never comes back as data.
 class Sequence {
  public:
   ~Sequence();
@@ -85,32 +93,49 @@ class Sequence {
   // Positions that this object knows to be stored in `layer`.
   uint64_t token_count(uint32_t layer = 0) const;
 
-  // Stores K and V of consecutive positions for the named layers. keys [layers, tokens, kv_heads,
-  // key_dim] (NHD) or [layers, kv_heads, tokens, key_dim] (HND); with one layer the leading axis
-  // may be left out. Split into messages that fit; safe to repeat.
+  // Stores K and V of consecutive positions for the named layers, of the sequence's dtype. keys
+  // [layers, tokens, kv_heads, key_dim] (NHD) or [layers, kv_heads, tokens, key_dim] (HND), values
+  // likewise with value_dim; with one layer the leading axis may be left out. Split into messages
+  // that fit; after an error a part may be stored, and repeating the call is safe.
+  // FailedPrecondition: a gap before first_position, naming the position expected. Aborted: other
+  // bytes are stored there. InvalidArgument: NaN or infinity, naming position and head.
   absl::Status Insert(uint64_t first_position, std::span<const uint32_t> layers, const Tensor& keys,
                       const Tensor& values);
+  // Cuts and clusters what is not yet, and waits for it. `progress` is called from this thread.
   absl::StatusOr<BuildResult> BuildIndex(
       const std::function<void(const BuildProgress&)>& progress = nullptr);
 
+  // Attention of queries [query_heads, key_dim], any dtype, over all stored tokens: the steady zone
+  // and the retrieved clusters exactly, the others estimated. The new token's K and V, if given,
+  // are appended first, at token_count(layer); after an error repeating the call is safe.
   absl::StatusOr<Attention> Attend(uint32_t layer, const Tensor& queries,
                                    const AttendOptions& options = {});
+  // What Attend would read, without attending: clusters, plan and counters, the estimation zone,
+  // and K and V bytes when asked for. Offsets of staged rows hold until the next Query or
+  // AttendStaged.
   absl::StatusOr<QueryResult> Query(uint32_t layer, const Tensor& queries,
                                     const QueryOptions& options = {});
+  // The estimation zone alone, with bounds of its true mass.
   absl::StatusOr<Estimation> Estimate(uint32_t layer, const Tensor& queries,
                                       const std::optional<Budget>& budget = std::nullopt);
   // The portable wave-buffer path: Query stages steady and selected rows into the wave buffer, and
-  // this process attends over them there and merges the estimation zone. Needs
-  // SequenceOptions::attach_wave_buffer.
+  // this process attends over them there and merges the estimation zone. FailedPrecondition without
+  // SequenceOptions::attach_wave_buffer or a wavebufferd; NotFound or Unavailable while it
+  // restarts.
   absl::StatusOr<Attention> AttendStaged(uint32_t layer, const Tensor& queries,
                                          const QueryOptions& options = {});
 
-  // token_count 0: all; max_tokens 0: as this sequence.
+  // A sequence that shares what is stored, with an id and a generation of its own. token_count 0:
+  // all; max_tokens 0: as this sequence.
   absl::StatusOr<std::unique_ptr<Sequence>> Fork(uint64_t token_count = 0, uint64_t max_tokens = 0,
                                                  std::string label = "");
+  // Keeps the first token_count tokens of every layer. Bumps the generation: calls under way fail.
   absl::Status Truncate(uint64_t token_count);
+  // Frees it now instead of at destruction. NotFound: it is gone already.
   absl::Status Drop();
+  // A pinned sequence outlives this client's lease and is not evicted.
   absl::Status Pin(bool pinned);
+  // It lives for `ttl` after its last use, beyond this client's lease; 0: until the lease ends.
   absl::Status SetTtl(std::chrono::milliseconds ttl);
   // Leaves the sequence with the daemon when this object goes (prefix sharing, with SetTtl or Pin).
   void Release();

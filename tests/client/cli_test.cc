@@ -239,6 +239,31 @@ TEST_F(CliTest, TopTicksAndEnds) {
   EXPECT_THAT(text.out, Not(HasSubstr("\x1b"))) << "no redrawing where it is no terminal";
 }
 
+TEST_F(CliTest, OnATerminalTopRedrawsUntilQ) {
+  const ProgramResult result = RunOnTerminal({WAVEKV_CLI_PATH, "top", "--interval", "0.05"},
+                                             {"WAVEKV_ADDRESS=" + address_}, "q quits", "q");
+  EXPECT_EQ(result.exit_code, 0) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("\x1b[H\x1b[2J"));
+  EXPECT_THAT(result.out, HasSubstr(kIdText));
+}
+
+TEST_F(CliTest, OnATerminalABuildHasAProgressBar) {
+  v1::BuildIndexProgress half;
+  half.set_tokens_total(8192);
+  half.set_tokens_done(4096);
+  half.set_generation(3);
+  v1::BuildIndexProgress end = half;
+  end.set_tokens_done(8192);
+  end.set_done(true);
+  daemon_->build_progress = {half, end};
+  daemon_->AddSequence(kId, 3);
+  const ProgramResult result =
+      RunOnTerminal({WAVEKV_CLI_PATH, "build", kIdText}, {"WAVEKV_ADDRESS=" + address_}, "", "");
+  EXPECT_EQ(result.exit_code, 0) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("████████████████                │ 4,096 of 8,192 tokens"));
+  EXPECT_EQ(Run({"build", kIdText}).err, "") << "and nowhere else";
+}
+
 TEST_F(CliTest, DoctorKnowsItsDaemon) {
   const json object = RunJson({"doctor"});
   ASSERT_TRUE(object["checks"].is_array());

@@ -19,4 +19,11 @@ ProgramResult RunProgram(const std::vector<std::string>& arguments,
                          const std::vector<std::string>& environment = {},
                          std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
+// Runs the program on a terminal of its own. Once it has printed `until`, types `keys`. `out` has
+// all that it printed; `err` is empty.
+ProgramResult RunOnTerminal(const std::vector<std::string>& arguments,
+                            const std::vector<std::string>& environment, const std::string& until,
+                            const std::string& keys,
+                            std::chrono::milliseconds timeout = std::chrono::seconds(60));
+
 }  // namespace wavekv

@@ -383,6 +383,11 @@ TEST_F(SessionTest, DestructionDropsAndReleaseDoesNot) {
   const uint64_t released_id = released->id();
   released.reset();
   EXPECT_THAT(daemon_->live_sequences(), testing::ElementsAre(released_id, outliving->id()));
+  auto released_and_dropped = Create(**session);
+  released_and_dropped->Release();
+  EXPECT_TRUE(released_and_dropped->Drop().ok());
+  EXPECT_EQ(released_and_dropped->Drop().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(daemon_->live_sequences().size(), 2u);
 
   session->reset();
   EXPECT_EQ(daemon_->CallCount("Detach"), 1u);
