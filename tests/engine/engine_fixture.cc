@@ -93,7 +93,7 @@ TokenData::TokenData(const ModelShape& shape, uint64_t token_count, uint64_t see
       }
       for (uint64_t position = 0; position < token_count; ++position) {
         const uint64_t row_seed = Mix(Mix(Mix(seed, layer), head), position);
-        std::vector<float> key = NormalVector(row_seed, shape.key_dim, 0.4f);
+        std::vector<float> key = NormalVector(row_seed, shape.key_dim, kKeyNoise);
         const std::vector<float>& topic = topics[row_seed % kTopics];
         for (size_t i = 0; i < key.size(); ++i) key[i] += topic[i];
         SetKey(layer, position, head, key);

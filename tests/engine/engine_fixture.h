@@ -27,6 +27,9 @@ uint64_t FreshSeed();
 // and small segments of 256.
 SequenceSpec SmallSpec(uint64_t max_tokens);
 
+// Standard deviation of a key around its topic, each dimension.
+inline constexpr float kKeyNoise = 0.4f;
+
 // K and V of the first token_count positions of every layer, dtype of the shape. Keys gather around
 // a few topics, values are random. K and V of a position depend on the seed and the position only,
 // so that data of another length holds the same tokens.
