@@ -141,7 +141,8 @@ Check CheckGpu(const std::string& root) {
   size_t devices = 0;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(root + "/dev", ignored)) {
-    absl::string_view name = entry.path().filename().native();
+    const std::string filename = entry.path().filename().string();
+    absl::string_view name = filename;
     uint32_t index = 0;
     if (absl::ConsumePrefix(&name, "nvidia") && absl::SimpleAtoi(name, &index)) ++devices;
   }
