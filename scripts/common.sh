@@ -47,6 +47,17 @@ build() {
   (cd "$ROOT" && cmake --preset "$preset" >/dev/null && cmake --build --preset "$preset" -j"$JOBS" "$@")
 }
 
+# run_tests PRESET [ctest arguments]: runs them, JOBS side by side unless told otherwise. Prints the
+# summary, and the whole output of what failed as the last thing.
+run_tests() {
+  local preset="$1" status=0 log
+  shift
+  log="$ROOT/build/$preset/tests.log"
+  (cd "$ROOT" && ctest --preset "$preset" -j"$JOBS" --no-tests=error "$@") >"$log" 2>&1 || status=$?
+  grep -Ev '^ +Start +[0-9]+:|^ *[0-9]+/[0-9]+ Test .* Passed ' "$log" || true
+  return "$status"
+}
+
 # python_environment: a private virtual environment with what the Python side needs, and the
 # package itself, built again only when a source of it changed.
 python_environment() {

@@ -14,10 +14,8 @@ mkdir -p "$results"
 status=0
 say "running the C++ tests"
 # Integration tests start daemons and check time limits: they run one by one, after the others.
-(cd "$ROOT" && ctest --preset dev -j"$JOBS" -LE integration --no-tests=error \
-  --output-junit "$results/unit.xml") || status=1
-(cd "$ROOT" && ctest --preset dev -L integration --no-tests=error \
-  --output-junit "$results/integration.xml") || status=1
+run_tests dev -LE integration --output-junit "$results/unit.xml" || status=1
+run_tests dev -j1 -L integration --output-junit "$results/integration.xml" || status=1
 say "running the Python tests"
 (cd "$ROOT" && WAVEKV_BIN_DIR="$ROOT/build/dev/bin" "$VENV/bin/python" -m pytest -q -rs \
   --junitxml "$results/python.xml" tests/house tests/python) || status=1

@@ -46,9 +46,9 @@ absl::Status HeadStep::PlanZones(const ZoneBudget& budget) {
     zones_.ignored = cluster_count_;
     return absl::OkStatus();
   }
-  WAVEKV_RETURN_IF_ERROR(backend_->RankClusters(index_, query_, steady_.lse, &scores_));
-  ranked_ = true;
   const PartialAttention steady = Steady();
+  WAVEKV_RETURN_IF_ERROR(backend_->RankClusters(index_, query_, steady.lse, &scores_));
+  ranked_ = true;
   WAVEKV_ASSIGN_OR_RETURN(zones_,
                           backend_->SelectZones(index_, query_, scores_, steady.lse, budget));
   return absl::OkStatus();

@@ -145,8 +145,9 @@ TEST_F(InspectionTest, ExplainSaysWhyAndHowMuch) {
   EXPECT_NEAR(estimated, 1.0, 1e-3);
   EXPECT_NEAR(truth, 1.0, 1e-3);
   // A coverage budget goes by mass, and so does its explanation.
-  query.budget = ZoneBudget{.kind = BudgetKind::kCoverage, .value = 0.5};
-  const auto by_mass = engine_->Explain(kTenant, query, 1, 1000);
+  LayerQuery of_coverage = query;
+  of_coverage.budget = ZoneBudget{.kind = BudgetKind::kCoverage, .value = 0.5};
+  const auto by_mass = engine_->Explain(kTenant, of_coverage, 1, 1000);
   ASSERT_TRUE(by_mass.ok()) << by_mass.status();
   for (size_t i = 1; i < by_mass->clusters.size(); ++i) {
     ASSERT_LE(by_mass->clusters[i].estimated_mass, by_mass->clusters[i - 1].estimated_mass);

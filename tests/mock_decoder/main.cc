@@ -46,6 +46,9 @@ int Main(int argc, char** argv) {
   app.add_option("--chunk-tokens", options.sdk.chunk_tokens, "Tokens of one Insert")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--ratio", options.sdk.retrieval_ratio,
+                 "Share of the clusters to retrieve; without it the daemon's default budget")
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option("--preempt-at", options.sdk.preempt_at,
                  "Drop the sequence before this decode step, prefill it again and go on");
   app.add_flag("--abort-prefill", options.sdk.abort_prefill,

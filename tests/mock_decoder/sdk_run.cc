@@ -68,6 +68,9 @@ class Decoder {
     options.shape.model_id = absl::StrCat("mock-decoder-", model().seed);
     options.max_tokens = world_.context().token_count() + kSpeculatedTokens;
     options.label = "mock decoder";
+    if (options_.retrieval_ratio.has_value()) {
+      options.index.budget = client::Budget::Ratio(*options_.retrieval_ratio);
+    }
     options.attach_wave_buffer = run_.has_wave_buffer;
     WAVEKV_ASSIGN_OR_RETURN(sequence_, session_->CreateSequence(options));
     return absl::OkStatus();
