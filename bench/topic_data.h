@@ -1,0 +1,35 @@
+// Keys with the structure of a long text, for the benchmarks: topics that come and go.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace wavekv::bench {
+
+inline constexpr uint32_t kTopicStretchTokens =
+    8192;                                       // Topics are drawn anew after so many tokens.
+inline constexpr uint32_t kTopicCount = 256;    // In a stretch.
+inline constexpr uint32_t kTokensPerTopic = 4;  // In a row, then another topic.
+inline constexpr float kTopicNoise = 0.5f;
+
+// Which stretch of which KV head; each draws from a generator of its own, so stretches can be made
+// in any order and by any thread.
+struct TopicStretchId {
+  uint64_t seed = 0;
+  uint32_t layer = 0;
+  uint32_t kv_head = 0;
+  uint32_t stretch = 0;
+};
+
+struct TopicStretch {
+  std::vector<float> topics;  // [kTopicCount, dim], N(0, 1)
+  std::vector<float> keys;    // [token_count, dim], topic + kTopicNoise * N(0, 1)
+};
+
+// The keys of `token_count` (at most kTopicStretchTokens) tokens.
+TopicStretch MakeTopicStretch(const TopicStretchId& id, uint32_t token_count, uint32_t dim);
+
+// The values [token_count, dim] of the same tokens: independent, N(0, 1).
+std::vector<float> MakeTopicValues(const TopicStretchId& id, uint32_t token_count, uint32_t dim);
+
+}  // namespace wavekv::bench
