@@ -1,0 +1,188 @@
+#include "bench/attend_errors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "index/backend/cpu_backend.h"
+#include "storage/base/check.h"
+
+namespace wavekv::bench {
+namespace {
+
+constexpr double kPaperRetrieved = 0.018;
+constexpr double kPaperEstimated = 0.232;
+// As the engine cuts a finished prompt: the first tokens, a window at the end, segments between.
+constexpr uint32_t kSinkTokens = 4, kWindowTokens = 64, kSegmentTokens = 8192;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+void CheckOk(const absl::Status& status) {
+  WAVEKV_CHECK(status.ok(), std::string(status.message()).c_str());
+}
+
+// One KV head's index, as the engine builds it, and its exact rows.
+struct HeadZonesOfPaper {
+  std::vector<std::byte> keys, values;  // Sorted by cluster; the steady rows in their place.
+  std::vector<SegmentHead> segments;
+  std::vector<const SegmentHead*> index;
+  std::vector<RowRun> steady;
+};
+
+HeadZonesOfPaper BuildHead(ComputeBackend& backend, const AttendWorld& world, uint32_t kv_head) {
+  const uint32_t dim = world.options().dim, tokens = world.options().tokens;
+  const size_t row = size_t{dim} * 2;
+  HeadZonesOfPaper head;
+  head.keys.assign(world.keys(kv_head).begin(), world.keys(kv_head).end());
+  head.values.assign(world.values(kv_head).begin(), world.values(kv_head).end());
+  head.steady.push_back({head.keys.data(), head.values.data(), kSinkTokens});
+  const uint32_t end = tokens - kWindowTokens;
+  for (uint32_t first = kSinkTokens; first < end;) {
+    const uint32_t next = std::min(end, (first / kSegmentTokens + 1) * kSegmentTokens);
+    const ClusterInput input = {first,
+                                next - first,
+                                dim,
+                                dim,
+                                DType::kBF16,
+                                world.keys(kv_head).data() + first * row,
+                                world.values(kv_head).data() + first * row};
+    auto segment = backend.ClusterSegment(input, ClusterOptions{}, head.keys.data() + first * row,
+                                          head.values.data() + first * row);
+    CheckOk(segment.status());
+    head.segments.push_back(*std::move(segment));
+    first = next;
+  }
+  for (const SegmentHead& segment : head.segments) head.index.push_back(&segment);
+  head.steady.push_back(
+      {head.keys.data() + end * row, head.values.data() + end * row, kWindowTokens});
+  return head;
+}
+
+// Sum over the group of each head's softmax over the centroids' scores.
+std::vector<double> RankAsThePaper(const ClusterScores& scores) {
+  std::vector<double> rank(scores.cluster_count, 0);
+  for (uint32_t g = 0; g < scores.group_size; ++g) {
+    const float* logits = &scores.logits[size_t{g} * scores.cluster_count];
+    const double top = *std::max_element(logits, logits + scores.cluster_count);
+    double sum = 0;
+    for (uint32_t c = 0; c < scores.cluster_count; ++c) sum += std::exp(logits[c] - top);
+    for (uint32_t c = 0; c < scores.cluster_count; ++c) rank[c] += std::exp(logits[c] - top) / sum;
+  }
+  return rank;
+}
+
+PartialAttention AttendAsThePaper(ComputeBackend& backend, const HeadZonesOfPaper& head,
+                                  const GroupQuery& query) {
+  ClusterScores scores;
+  const std::vector<float> nothing(query.group_size, -kInfinity);
+  CheckOk(backend.RankClusters(head.index, query, nothing, &scores));
+  const std::vector<double> rank = RankAsThePaper(scores);
+  std::vector<uint32_t> order(scores.cluster_count);
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return rank[a] > rank[b]; });
+  const auto clusters = static_cast<double>(scores.cluster_count);
+  const auto retrieved_end = order.begin() + std::lround(std::ceil(kPaperRetrieved * clusters));
+  const auto estimated_end = retrieved_end + std::lround(std::ceil(kPaperEstimated * clusters));
+  const std::vector<uint32_t> retrieved(order.begin(), retrieved_end);
+  std::vector<uint32_t> estimated(retrieved_end, estimated_end);
+  std::sort(estimated.begin(), estimated.end());
+  PartialAttention answer, exact;
+  EstimatedAttention estimate;
+  CheckOk(backend.AttendRows(head.steady, query, &answer));
+  CheckOk(backend.AttendClusters(head.index, retrieved, query, &exact));
+  CheckOk(backend.EstimateClusters(head.index, estimated, query, scores, false, &estimate));
+  MergePartial(exact, &answer);
+  MergePartial(estimate.attention, &answer);
+  return answer;
+}
+
+// Exact attention of one query head in double.
+std::vector<double> Oracle(std::span<const float> query, std::span<const float> keys,
+                           std::span<const float> values, double scale) {
+  const size_t dim = query.size(), tokens = keys.size() / dim;
+  std::vector<double> scores(tokens);
+  double top = -kInfinity;
+  for (size_t i = 0; i < tokens; ++i) {
+    double sum = 0;
+    for (size_t j = 0; j < dim; ++j) sum += double{query[j]} * keys[i * dim + j];
+    scores[i] = scale * sum;
+    top = std::max(top, scores[i]);
+  }
+  std::vector<double> out(dim, 0);
+  double total = 0;
+  for (size_t i = 0; i < tokens; ++i) {
+    const double weight = std::exp(scores[i] - top);
+    total += weight;
+    for (size_t j = 0; j < dim; ++j) out[j] += weight * values[i * dim + j];
+  }
+  for (double& x : out) x /= total;
+  return out;
+}
+
+double RelativeError(std::span<const float> found, std::span<const double> exact) {
+  double difference = 0, norm = 0;
+  for (size_t j = 0; j < exact.size(); ++j) {
+    difference += (found[j] - exact[j]) * (found[j] - exact[j]);
+    norm += exact[j] * exact[j];
+  }
+  return std::sqrt(difference / norm);
+}
+
+std::vector<float> ToFloats(std::span<const std::byte> rows) {
+  std::vector<float> floats(rows.size() / 2);
+  ConvertToFloat(DType::kBF16, rows.data(), floats.size(), floats.data());
+  return floats;
+}
+
+}  // namespace
+
+AttendErrors MeasureErrors(AttendWorld* world, uint32_t samples) {
+  const WorldOptions& options = world->options();
+  const uint32_t dim = options.dim, group = world->group_size();
+  samples = std::min(samples, options.steps);
+  std::vector<uint32_t> steps;
+  std::vector<AttendOutcome> full, ours, retrieval_only;
+  ZoneBudget without_estimation;
+  without_estimation.estimate_ratio = 0;
+  for (uint32_t i = 0; i < samples; ++i) {
+    const uint32_t step = i * (options.steps / samples);
+    steps.push_back(step);
+    full.push_back(world->Attend(0, step, /*exact=*/true));
+    ours.push_back(world->Attend(0, step, /*exact=*/false));
+    retrieval_only.push_back(world->Attend(0, step, without_estimation));
+  }
+  const auto backend = CreateCpuBackend();
+  const size_t count = size_t{samples} * options.query_heads;
+  AttendErrors errors;
+  for (auto* list : {&errors.full, &errors.ours, &errors.retrieval_only, &errors.paper}) {
+    list->resize(count);
+  }
+  world->pool()->ParallelFor(options.kv_heads, [&](size_t kv_head) {
+    const HeadZonesOfPaper head = BuildHead(*backend, *world, static_cast<uint32_t>(kv_head));
+    const std::vector<float> keys = ToFloats(world->keys(static_cast<uint32_t>(kv_head)));
+    const std::vector<float> values = ToFloats(world->values(static_cast<uint32_t>(kv_head)));
+    for (uint32_t i = 0; i < samples; ++i) {
+      const std::span<const float> queries =
+          world->queries(0, steps[i]).subspan(kv_head * group * dim, size_t{group} * dim);
+      const GroupQuery query = {queries, group, dim, dim, DType::kBF16, world->scale()};
+      const PartialAttention paper = AttendAsThePaper(*backend, head, query);
+      for (uint32_t g = 0; g < group; ++g) {
+        const std::vector<double> exact =
+            Oracle(queries.subspan(size_t{g} * dim, dim), keys, values, world->scale());
+        const size_t query_head = kv_head * group + g, at = i * options.query_heads + query_head;
+        const auto error_of = [&](const std::vector<float>& out, size_t row) {
+          return RelativeError(std::span(out).subspan(row * dim, dim), exact);
+        };
+        errors.full[at] = error_of(full[i].out, query_head);
+        errors.ours[at] = error_of(ours[i].out, query_head);
+        errors.retrieval_only[at] = error_of(retrieval_only[i].out, query_head);
+        errors.paper[at] = error_of(paper.out, g);
+      }
+    }
+  });
+  return errors;
+}
+
+}  // namespace wavekv::bench
