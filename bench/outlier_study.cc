@@ -157,7 +157,7 @@ Index BuildIndex(const DataSet& data, const Variant& variant) {
       ++flat;
     }
     for (int i = 0; i < 2; ++i) index.payload.emplace_back((last - first) * row_bytes);
-    index.heads.push_back(SummariseClusters(kernels, input, *clusters,
+    index.heads.push_back(SummariseClusters(kernels, input, *clusters, /*sketch=*/false,
                                             index.payload[index.payload.size() - 2].data(),
                                             index.payload.back().data()));
     first = last;
@@ -223,7 +223,7 @@ void Ask(ComputeBackend& backend, const DataSet& data, const Index& index, const
   PartialAttention output, part, exact;
   ClusterScores scores;
   ZoneBudget budget;
-  budget.clusters_min = 0;
+  budget.sketch_clusters = 0;
   EstimatedAttention estimate;
   bool ok = backend.AttendRows(rows, query, &output).ok();
   ok = ok && backend.RankClusters(index.segments, query, output.lse, &scores).ok();

@@ -131,7 +131,7 @@ struct ExplainedCluster {
   double logit_max = 0;
   double estimated_mass = 0;  // Shares of the group's mass, 0 ... 1.
   double true_mass = 0;
-  std::string zone;                 // "retrieval", "estimation" or "ignored".
+  std::string zone;                 // "retrieval", "sketch", "estimation" or "ignored".
   std::vector<uint64_t> positions;  // A bounded number of the tokens it holds.
 };
 

@@ -29,6 +29,7 @@ StepCounters& StepCounters::operator+=(const StepCounters& other) {
   retrieved_clusters += other.retrieved_clusters;
   retrieved_tokens += other.retrieved_tokens;
   estimated_clusters += other.estimated_clusters;
+  sketched_clusters += other.sketched_clusters;
   ignored_clusters += other.ignored_clusters;
   moved_to_estimation += other.moved_to_estimation;
   kv_bytes_read += other.kv_bytes_read;

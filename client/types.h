@@ -28,6 +28,8 @@ struct Tensor {
   size_t bytes() const;  // Product of the shape times the element size.
 };
 
+inline constexpr uint32_t kSketchClustersMax = 4096;  // Of Budget.sketch_clusters.
+
 // How many clusters the retrieval zone gets (docs/architecture.md, "Zones").
 struct Budget {
   enum class Kind : uint8_t { kRatio, kClusters, kCoverage, kError };
@@ -35,9 +37,10 @@ struct Budget {
   double value = 0.018;
   uint32_t clusters_max = 0;    // Cap for coverage and error; 0: the daemon's default.
   double estimate_ratio = 1.0;  // Share of the other clusters that is estimated.
-  uint32_t clusters_min = 128;  // Floor for ratio, if there are as many clusters.
+  // Of the estimated clusters the best, estimated token by token from their sketch; <= 4096.
+  uint32_t sketch_clusters = 96;
 
-  static Budget Ratio(double ratio) { return {Kind::kRatio, ratio, 0, 1.0, 0}; }
+  static Budget Ratio(double ratio) { return {Kind::kRatio, ratio}; }
   static Budget Clusters(uint32_t count) { return {Kind::kClusters, static_cast<double>(count)}; }
   static Budget Coverage(double share) { return {Kind::kCoverage, share}; }
   static Budget Error(double epsilon) { return {Kind::kError, epsilon}; }
@@ -50,6 +53,7 @@ struct IndexOptions {
   uint32_t small_segment_tokens = 0;  // 0: 1024.
   uint32_t tokens_per_cluster = 0;    // 0: 16.
   uint32_t kmeans_iterations = 0;     // 0: 10.
+  bool sketch = true;  // Keep a 4-bit sketch of every token: about a quarter of its 16-bit size.
   std::optional<Budget> budget;
   std::vector<std::pair<uint32_t, Budget>> layer_budgets;
   std::vector<uint32_t> dense_layers;
@@ -72,6 +76,7 @@ struct StepCounters {
   uint64_t retrieved_clusters = 0;
   uint64_t retrieved_tokens = 0;
   uint64_t estimated_clusters = 0;
+  uint64_t sketched_clusters = 0;  // Of the estimated ones.
   uint64_t ignored_clusters = 0;
   uint64_t moved_to_estimation = 0;
   uint64_t kv_bytes_read = 0;

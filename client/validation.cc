@@ -142,6 +142,11 @@ absl::Status CheckBudget(const Budget& budget) {
     return absl::InvalidArgumentError(
         absl::StrCat("budget estimate_ratio: expected 0 ... 1, found ", budget.estimate_ratio));
   }
+  if (budget.sketch_clusters > kSketchClustersMax) {
+    return absl::InvalidArgumentError(absl::StrCat("budget sketch_clusters: expected 0 ... ",
+                                                   kSketchClustersMax, ", found ",
+                                                   budget.sketch_clusters));
+  }
   return absl::OkStatus();
 }
 

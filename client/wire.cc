@@ -115,7 +115,7 @@ void ToWire(const Budget& budget, v1::Budget* target) {
       break;
   }
   target->set_clusters_max(budget.clusters_max);
-  target->set_clusters_min(budget.clusters_min);
+  target->set_sketch_clusters(budget.sketch_clusters);
   target->set_estimate_ratio(budget.estimate_ratio);
 }
 
@@ -139,6 +139,7 @@ void ToWire(const SequenceOptions& options, v1::CreateSequenceRequest* request) 
   index->set_small_segment_tokens(options.index.small_segment_tokens);
   index->set_tokens_per_cluster(options.index.tokens_per_cluster);
   index->set_kmeans_iterations(options.index.kmeans_iterations);
+  index->set_sketch(options.index.sketch);
   SetBudget(options.index.budget, index);
   for (const auto& [layer, budget] : options.index.layer_budgets) {
     v1::LayerBudget* const layer_budget = index->add_layer_budgets();
@@ -168,6 +169,7 @@ StepCounters FromWire(const v1::StepCounters& counters) {
           .retrieved_clusters = counters.retrieved_clusters(),
           .retrieved_tokens = counters.retrieved_tokens(),
           .estimated_clusters = counters.estimated_clusters(),
+          .sketched_clusters = counters.sketched_clusters(),
           .ignored_clusters = counters.ignored_clusters(),
           .moved_to_estimation = counters.moved_to_estimation(),
           .kv_bytes_read = counters.kv_bytes_read(),

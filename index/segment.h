@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "index/token_sketch.h"
 #include "storage/base/dtype.h"
 
 namespace wavekv {
@@ -47,6 +48,7 @@ struct SegmentHead {
   std::vector<float> key_spreads;     // [cluster_count] mean of |key - stored centroid|^2
   std::vector<float> value_spreads;   // [cluster_count] rms of |value - stored mean| / sqrt(size)
   std::vector<float> spread_shares;   // [key_dim] each dim's share of the segment's key spread
+  TokenSketch sketch;                 // Empty when ClusterOptions.sketch was false.
   float centroid_norm_max = 0;        // Largest |stored centroid|: scales the rounding of a score.
   float value_norm_max = 0;           // Largest |stored value mean|.
   std::vector<uint32_t> first_row;    // [cluster_count + 1]
@@ -55,7 +57,8 @@ struct SegmentHead {
 
   uint64_t end_position() const { return first_position + token_count; }
   uint64_t index_bytes() const;
-  // Bytes a step reads to rank and estimate every cluster: centroids, value means, sizes, spreads.
+  // Bytes a step reads to rank every cluster and to estimate it from its summary: centroids, value
+  // means, sizes, spreads.
   uint64_t index_read_bytes() const;
 };
 

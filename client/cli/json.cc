@@ -15,6 +15,7 @@ Json ToJson(const StepCounters& counters) {
           {"retrieved_clusters", counters.retrieved_clusters},
           {"retrieved_tokens", counters.retrieved_tokens},
           {"estimated_clusters", counters.estimated_clusters},
+          {"sketched_clusters", counters.sketched_clusters},
           {"ignored_clusters", counters.ignored_clusters},
           {"moved_to_estimation", counters.moved_to_estimation},
           {"kv_bytes_read", counters.kv_bytes_read},

@@ -92,6 +92,7 @@ absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
   const uint64_t values_bytes = range.size() * shape.value_bytes();
   WAVEKV_ASSIGN_OR_RETURN(const RowMemory memory, sequence.memory()->AllocateSegment(layer, range));
   ClusterOptions options;
+  options.sketch = sequence.spec().index.sketch;
   options.tokens_per_cluster = sequence.spec().index.tokens_per_cluster;
   options.iterations = sequence.spec().index.kmeans_iterations;
   options.seed = kClusterSeed;

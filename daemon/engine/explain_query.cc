@@ -59,9 +59,12 @@ absl::StatusOr<ExplainedCluster> ExplainCluster(ComputeBackend* backend, const H
                           AttendSome(backend, step, std::span(&cluster, 1)));
   explained.true_mass = MeanShare(own.lse, clustered_lse);
   const std::vector<uint32_t>& retrieved = step.zones().retrieved;
+  const std::vector<uint32_t>& sketched = step.zones().sketched;
   const std::vector<uint32_t>& estimated = step.zones().estimated;
   if (std::find(retrieved.begin(), retrieved.end(), cluster) != retrieved.end()) {
     explained.zone = "retrieval";
+  } else if (std::binary_search(sketched.begin(), sketched.end(), cluster)) {
+    explained.zone = "sketch";
   } else if (std::binary_search(estimated.begin(), estimated.end(), cluster)) {
     explained.zone = "estimation";
   } else {
@@ -96,15 +99,15 @@ std::string BudgetText(const ZoneBudget& budget) {
       text = absl::StrFormat("error: until the bound is under %.3g", budget.value);
       break;
   }
-  if (budget.kind == BudgetKind::kRatio && budget.clusters_min > 0) {
-    absl::StrAppend(&text, ", at least ", budget.clusters_min);
-  }
   if (budget.kind == BudgetKind::kCoverage || budget.kind == BudgetKind::kError) {
     absl::StrAppend(&text, ", at most ",
                     budget.clusters_max == 0 ? "1/8 of the clusters"
                                              : absl::StrCat(budget.clusters_max, " clusters"));
   }
   absl::StrAppendFormat(&text, "; %.3g %% of the others estimated", budget.estimate_ratio * 100);
+  if (budget.sketch_clusters > 0 && budget.kind != BudgetKind::kError) {
+    absl::StrAppend(&text, ", the best ", budget.sketch_clusters, " from their sketch");
+  }
   return text;
 }
 
@@ -117,8 +120,11 @@ absl::StatusOr<Explanation> ExplainHead(ComputeBackend* backend, const LayerSnap
   WAVEKV_RETURN_IF_ERROR(step.AttendRetrieved());
   std::vector<uint32_t> clusters = AllClusters(step);
   WAVEKV_ASSIGN_OR_RETURN(const PartialAttention clustered, AttendSome(backend, step, clusters));
+  std::vector<uint32_t> estimation_zone = step.zones().estimated;
+  estimation_zone.insert(estimation_zone.end(), step.zones().sketched.begin(),
+                         step.zones().sketched.end());
   WAVEKV_ASSIGN_OR_RETURN(const PartialAttention estimated,
-                          AttendSome(backend, step, step.zones().estimated));
+                          AttendSome(backend, step, estimation_zone));
   PartialAttention whole = step.Steady();
   MergePartial(clustered, &whole);
 

@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "storage/base/status_macros.h"
 
@@ -70,8 +71,20 @@ absl::Status HeadStep::AttendRetrieved() {
 }
 
 absl::Status HeadStep::EstimateRest(bool bounds) {
-  if (zones_.estimated.empty()) return absl::OkStatus();
-  return backend_->EstimateClusters(index_, zones_.estimated, query_, scores_, bounds, &estimated_);
+  if (!zones_.estimated.empty()) {
+    WAVEKV_RETURN_IF_ERROR(
+        backend_->EstimateClusters(index_, zones_.estimated, query_, scores_, bounds, &estimated_));
+  }
+  if (zones_.sketched.empty()) return absl::OkStatus();
+  EstimatedAttention sketched;
+  WAVEKV_RETURN_IF_ERROR(
+      backend_->SketchClusters(index_, zones_.sketched, query_, scores_, bounds, &sketched));
+  if (zones_.estimated.empty()) {
+    estimated_ = std::move(sketched);
+  } else {
+    MergeEstimated(sketched, &estimated_);
+  }
+  return absl::OkStatus();
 }
 
 PartialAttention HeadStep::Answer() const {
@@ -98,7 +111,8 @@ StepCounters HeadStep::Counters() const {
   for (const uint32_t cluster : zones_.retrieved) {
     counters.retrieved_tokens += ClusterRows(index_, cluster).row_count;
   }
-  counters.estimated_clusters = zones_.estimated.size();
+  counters.estimated_clusters = zones_.estimated.size() + zones_.sketched.size();
+  counters.sketched_clusters = zones_.sketched.size();
   counters.ignored_clusters = zones_.ignored;
   counters.moved_to_estimation = zones_.moved_to_estimation;
   counters.error_budget_met = zones_.error_budget_met ? 1 : 0;
@@ -110,6 +124,7 @@ StepCounters HeadStep::Counters() const {
       counters.kv_bytes_read += segment->index_read_bytes();
     }
   }
+  counters.kv_bytes_read += estimated_.token_bytes_read;
   counters.kv_bytes_full = snapshot_->token_count * row_bytes;
   return counters;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "index/token_sketch.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
@@ -24,12 +25,19 @@ constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
   return DivideUp(value, multiple) * multiple;
 }
 
+// The codes and steps of one token and head; its cluster's error is among the cluster's bytes.
+uint64_t SketchBytesPerToken(const ModelShape& shape) {
+  return SketchRowBytes(shape.key_dim) + SketchRowBytes(shape.value_dim) + 2 * sizeof(uint16_t);
+}
+
 // Index bytes of one token of one layer, all heads. Splitting of wide and of large clusters makes
 // more of them than tokens / tokens_per_cluster; half as many again is allowed for.
 uint64_t IndexBytesPerToken(const SequenceSpec& spec) {
   const uint64_t cluster_bytes =
-      2 * (spec.shape.key_dim + spec.shape.value_dim) + 2 + 3 * 4 + 2 * 4;
-  const uint64_t per_head = DivideUp(3 * cluster_bytes, 2 * spec.index.tokens_per_cluster) + 2;
+      2 * (spec.shape.key_dim + spec.shape.value_dim) + 2 + 3 * 4 + 2 * 4 + 4;
+  const uint64_t token_bytes = 2 + (spec.index.sketch ? SketchBytesPerToken(spec.shape) : 0);
+  const uint64_t per_head =
+      DivideUp(3 * cluster_bytes, 2 * spec.index.tokens_per_cluster) + token_bytes;
   return per_head * spec.shape.kv_head_count;
 }
 

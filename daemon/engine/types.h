@@ -22,6 +22,7 @@ struct IndexConfig {
   uint32_t small_segment_tokens = 1024;
   uint32_t tokens_per_cluster = 16;
   uint32_t kmeans_iterations = 10;
+  bool sketch = true;  // Keep a 4-bit sketch of every clustered token (index/token_sketch.h).
   ZoneBudget budget;
   std::vector<std::pair<uint32_t, ZoneBudget>> layer_budgets;  // (layer, budget)
   std::vector<uint32_t> dense_layers;
@@ -67,7 +68,8 @@ struct StepCounters {
   uint64_t steady_tokens = 0;
   uint64_t retrieved_clusters = 0;
   uint64_t retrieved_tokens = 0;
-  uint64_t estimated_clusters = 0;
+  uint64_t estimated_clusters = 0;  // Sketched ones included.
+  uint64_t sketched_clusters = 0;
   uint64_t ignored_clusters = 0;
   uint64_t moved_to_estimation = 0;
   uint64_t kv_bytes_read = 0;

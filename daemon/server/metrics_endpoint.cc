@@ -120,6 +120,8 @@ void CollectSteps(const StepCounters& steps, Families* families) {
            steps.retrieved_tokens},
           {"wavekv_estimated_clusters_total", "Clusters in the estimation zone.",
            MetricType::Counter, steps.estimated_clusters},
+          {"wavekv_sketched_clusters_total", "Clusters estimated token by token from their sketch.",
+           MetricType::Counter, steps.sketched_clusters},
           {"wavekv_ignored_clusters_total", "Clusters neither retrieved nor estimated.",
            MetricType::Counter, steps.ignored_clusters},
           {"wavekv_moved_to_estimation_total", "Clusters over budget, estimated instead.",

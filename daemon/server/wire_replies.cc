@@ -72,6 +72,7 @@ void FillCounters(const StepCounters& counters, v1::StepCounters* wire) {
   wire->set_retrieved_clusters(counters.retrieved_clusters);
   wire->set_retrieved_tokens(counters.retrieved_tokens);
   wire->set_estimated_clusters(counters.estimated_clusters);
+  wire->set_sketched_clusters(counters.sketched_clusters);
   wire->set_ignored_clusters(counters.ignored_clusters);
   wire->set_moved_to_estimation(counters.moved_to_estimation);
   wire->set_kv_bytes_read(counters.kv_bytes_read);

@@ -84,6 +84,7 @@ absl::StatusOr<IndexConfig> ParseIndexConfig(const v1::IndexOptions& wire) {
   config.small_segment_tokens = OrDefault(wire.small_segment_tokens(), config.small_segment_tokens);
   config.tokens_per_cluster = OrDefault(wire.tokens_per_cluster(), config.tokens_per_cluster);
   config.kmeans_iterations = OrDefault(wire.kmeans_iterations(), config.kmeans_iterations);
+  if (wire.has_sketch()) config.sketch = wire.sketch();
   WAVEKV_ASSIGN_OR_RETURN(const std::optional<ZoneBudget> budget,
                           ParseBudget(wire.has_budget(), wire.budget(), "index.budget"));
   config.budget = budget.value_or(ZoneBudget{});
@@ -138,7 +139,7 @@ absl::StatusOr<std::optional<ZoneBudget>> ParseBudget(bool has_budget, const v1:
           absl::StrCat(Absl(name), " has no kind: expected ratio, clusters, coverage or error"));
   }
   budget.clusters_max = wire.clusters_max();
-  budget.clusters_min = wire.clusters_min();
+  if (wire.has_sketch_clusters()) budget.sketch_clusters = wire.sketch_clusters();
   if (wire.has_estimate_ratio()) budget.estimate_ratio = wire.estimate_ratio();
   return std::optional<ZoneBudget>(budget);
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "index/zone/round_outwards.h"
 #include "storage/base/check.h"
 
 namespace wavekv {
@@ -35,14 +36,39 @@ void MergePartial(const PartialAttention& b, PartialAttention* a) {
   }
 }
 
+namespace {
+
+double LogAddExp(double a, double b) {
+  const double top = std::max(a, b);
+  if (std::isinf(top)) return top;
+  return top + std::log(std::exp(a - top) + std::exp(b - top));
+}
+
+}  // namespace
+
+void MergeEstimated(const EstimatedAttention& b, EstimatedAttention* a) {
+  WAVEKV_CHECK(
+      a->lse_lower.size() == b.lse_lower.size() && a->lse_upper.size() == b.lse_upper.size(),
+      "both parts of the estimation zone have bounds or neither");
+  MergePartial(b.attention, &a->attention);
+  for (size_t g = 0; g < a->lse_lower.size(); ++g) {
+    a->lse_lower[g] = RoundDown(LogAddExp(a->lse_lower[g], b.lse_lower[g]));
+    a->lse_upper[g] = RoundUp(LogAddExp(a->lse_upper[g], b.lse_upper[g]));
+  }
+  a->token_bytes_read += b.token_bytes_read;
+}
+
+RowRun RowsOf(const SegmentHead& segment, size_t first, uint32_t count) {
+  const size_t element = DTypeBytes(segment.payload_dtype);
+  return {segment.keys + first * segment.key_dim * element,
+          segment.values + first * segment.value_dim * element, count};
+}
+
 RowRun ClusterRows(HeadIndex index, uint32_t cluster) {
   const ClusterAddress address = LocateCluster(index, cluster);
   const SegmentHead& segment = *index[address.segment_idx];
   const uint32_t row = segment.first_row[address.cluster_idx];
-  const size_t element = DTypeBytes(segment.payload_dtype);
-  return {segment.keys + row * segment.key_dim * element,
-          segment.values + row * segment.value_dim * element,
-          segment.first_row[address.cluster_idx + 1] - row};
+  return RowsOf(segment, row, segment.first_row[address.cluster_idx + 1] - row);
 }
 
 uint32_t ClusterCount(HeadIndex index) {

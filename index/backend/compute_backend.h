@@ -41,11 +41,12 @@ struct PartialAttention {
   std::vector<float> lse;  // [group_size]
 };
 
-// The estimation zone with bounds of its true log mass.
+// A part of the estimation zone, with bounds of its true log mass where they were asked for.
 struct EstimatedAttention {
   PartialAttention attention;
-  std::vector<float> lse_lower;  // [group_size]
-  std::vector<float> lse_upper;  // [group_size]
+  std::vector<float> lse_lower;   // [group_size]
+  std::vector<float> lse_upper;   // [group_size]
+  uint64_t token_bytes_read = 0;  // Sketches and rows: what was read beyond the summaries.
 };
 
 struct ClusterOptions {
@@ -57,6 +58,7 @@ struct ClusterOptions {
   // for each token (index/cluster/far_keys.h, docs/decisions/003-outliers.md).
   double far_key_excess = 0.6;
   double far_cluster_ratio_max = 0.02;
+  bool sketch = true;  // Make a TokenSketch.
 };
 
 // One head's tokens of a segment in order of position.
@@ -112,7 +114,16 @@ class ComputeBackend {
   virtual absl::Status AttendClusters(HeadIndex index, std::span<const uint32_t> clusters,
                                       const GroupQuery& query, PartialAttention* result) = 0;
 
-  // The estimation zone (flat indices, scores of the same query), with bounds when `bounds`.
+  // Clusters estimated token by token from their sketch (flat indices, ascending, in segments that
+  // have one; scores of the same query), with bounds when `bounds`. A token whose weight is a
+  // negligible share of every head's mass counts with its cluster's mean value; one that holds a
+  // good share of some head's is read exactly.
+  virtual absl::Status SketchClusters(HeadIndex index, std::span<const uint32_t> clusters,
+                                      const GroupQuery& query, const ClusterScores& scores,
+                                      bool bounds, EstimatedAttention* result) = 0;
+
+  // Clusters estimated from their summaries (flat indices, ascending, scores of the same query),
+  // with bounds when `bounds`.
   virtual absl::Status EstimateClusters(HeadIndex index, std::span<const uint32_t> clusters,
                                         const GroupQuery& query, const ClusterScores& scores,
                                         bool bounds, EstimatedAttention* result) = 0;
@@ -121,9 +132,14 @@ class ComputeBackend {
 // Merges b into a by log-sum-exp; the empty attention is the identity.
 void MergePartial(const PartialAttention& b, PartialAttention* a);
 
+// Merges part b of the estimation zone into part a, bounds included; both have bounds or neither.
+void MergeEstimated(const EstimatedAttention& b, EstimatedAttention* a);
+
 // The complete CPU backend.
 std::unique_ptr<ComputeBackend> CreateCpuBackend();
 
+// Rows [first, first + count) of `segment`.
+RowRun RowsOf(const SegmentHead& segment, size_t first, uint32_t count);
 // The rows of flat cluster `cluster` of `index`.
 RowRun ClusterRows(HeadIndex index, uint32_t cluster);
 // Number of clusters in all segments.

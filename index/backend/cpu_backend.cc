@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "index/backend/cpu_estimate.h"
+#include "index/backend/cpu_sketch.h"
 #include "index/backend/softmax_accumulator.h"
 #include "index/cluster/cluster_segment.h"
 #include "index/zone/cluster_mass.h"
@@ -30,6 +31,11 @@ void CheckIndex(HeadIndex index, const GroupQuery& query) {
     WAVEKV_CHECK(segment->key_dim == query.key_dim && segment->value_dim == query.value_dim,
                  "index and query of one head");
   }
+}
+
+void CheckScores(HeadIndex index, const GroupQuery& query, const ClusterScores& scores) {
+  WAVEKV_CHECK(scores.cluster_count == ClusterCount(index) && scores.group_size == query.group_size,
+               "scores of another index or query");
 }
 
 std::vector<double> QueryReaches(const GroupQuery& query) {
@@ -75,6 +81,7 @@ class CpuBackend final : public ComputeBackend {
       }
       first += segment->cluster_count;
     }
+    scores->total_lse.assign(steady_lse.begin(), steady_lse.end());
     std::vector<float> share(clusters);
     for (uint32_t g = 0; g < query.group_size; ++g) {
       kernels_.add(scores->logits.data() + size_t{g} * clusters, log_sizes.data(), clusters,
@@ -84,7 +91,10 @@ class CpuBackend final : public ComputeBackend {
       if (!(sum > 0)) continue;
       kernels_.multiply_add(1 / sum, share.data(), clusters, scores->mass_share.data());
       // Of the head's whole mass the clusters hold 1 / (1 + steady / clusters).
-      const float weight = 1 / (sum * (1 + std::exp(steady_lse[g] - largest - std::log(sum))));
+      const float clusters_lse = largest + std::log(sum);
+      const float whole = 1 + std::exp(steady_lse[g] - clusters_lse);
+      const float weight = 1 / (sum * whole);
+      scores->total_lse[g] = std::isinf(whole) ? steady_lse[g] : clusters_lse + std::log(whole);
       AddRanks(index, query, g, weight, share.data(), scores->rank.data());
     }
     return absl::OkStatus();
@@ -140,14 +150,23 @@ class CpuBackend final : public ComputeBackend {
     return AttendRows(rows, query, result);
   }
 
+  absl::Status SketchClusters(HeadIndex index, std::span<const uint32_t> clusters,
+                              const GroupQuery& query, const ClusterScores& scores, bool bounds,
+                              EstimatedAttention* result) override {
+    CheckQuery(query);
+    CheckIndex(index, query);
+    CheckScores(index, query, scores);
+    SketchOutput(kernels_, LocateEstimated(index, clusters), query, QueryReaches(query), scores,
+                 bounds, result);
+    return absl::OkStatus();
+  }
+
   absl::Status EstimateClusters(HeadIndex index, std::span<const uint32_t> clusters,
                                 const GroupQuery& query, const ClusterScores& scores, bool bounds,
                                 EstimatedAttention* result) override {
     CheckQuery(query);
     CheckIndex(index, query);
-    WAVEKV_CHECK(
-        scores.cluster_count == ClusterCount(index) && scores.group_size == query.group_size,
-        "scores of another index or query");
+    CheckScores(index, query, scores);
     const std::vector<EstimatedCluster> located = LocateEstimated(index, clusters);
     EstimateOutput(kernels_, located, query, scores, &result->attention);
     result->lse_lower.clear();

@@ -6,15 +6,13 @@
 
 #include "index/backend/softmax_accumulator.h"
 #include "index/zone/cluster_mass.h"
+#include "index/zone/round_outwards.h"
 #include "storage/base/check.h"
 
 namespace wavekv {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Covers a vector exponential's few units in the last place, its float argument (below 104 in
-// magnitude where it matters) and the sum of a chunk.
-constexpr double kSumSlack = 1e-4;
 constexpr size_t kSumChunk = 512;
 
 // log(sum of exp(terms)).
@@ -32,13 +30,6 @@ double LogSumExp(const simd::Kernels& kernels, const std::vector<double>& terms)
     sum += kernels.exp_sum(chunk.data(), chunk.size(), 0);
   }
   return top + std::log(sum);
-}
-
-// To float, outwards.
-float RoundAway(double value, float towards) {
-  constexpr double kMax = std::numeric_limits<float>::max();
-  if (std::isinf(value)) return static_cast<float>(value);
-  return std::nextafter(static_cast<float>(std::clamp(value, -kMax, kMax)), towards);
 }
 
 }  // namespace
@@ -115,10 +106,15 @@ void BoundEstimate(const simd::Kernels& kernels, std::span<const EstimatedCluste
       lower_terms[i] = bounds.lower;
       upper_terms[i] = bounds.upper;
     }
-    constexpr float kInf = std::numeric_limits<float>::infinity();
-    lower->push_back(RoundAway(LogSumExp(kernels, lower_terms) - kSumSlack, -kInf));
-    upper->push_back(RoundAway(LogSumExp(kernels, upper_terms) + kSumSlack, kInf));
+    AppendBounds(kernels, lower_terms, upper_terms, lower, upper);
   }
+}
+
+void AppendBounds(const simd::Kernels& kernels, const std::vector<double>& lower_terms,
+                  const std::vector<double>& upper_terms, std::vector<float>* lower,
+                  std::vector<float>* upper) {
+  lower->push_back(RoundDown(LogSumExp(kernels, lower_terms) - kSumSlack));
+  upper->push_back(RoundUp(LogSumExp(kernels, upper_terms) + kSumSlack));
 }
 
 }  // namespace wavekv

@@ -30,4 +30,13 @@ void BoundEstimate(const simd::Kernels& kernels, std::span<const EstimatedCluste
                    std::span<const double> reaches, const ClusterScores& scores,
                    std::vector<float>* lower, std::vector<float>* upper);
 
+// Covers a vector exponential's few units in the last place, its float argument (below 104 in
+// magnitude where it matters) and the sum of a chunk.
+inline constexpr double kSumSlack = 1e-4;
+
+// Appends log(sum of exp(terms)) of both, rounded outwards with its own slack.
+void AppendBounds(const simd::Kernels& kernels, const std::vector<double>& lower_terms,
+                  const std::vector<double>& upper_terms, std::vector<float>* lower,
+                  std::vector<float>* upper);
+
 }  // namespace wavekv

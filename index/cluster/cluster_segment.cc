@@ -18,6 +18,8 @@ namespace {
 // Far above what double arithmetic over a cluster loses, far below what matters.
 constexpr double kDoubleSlack = 0x1p-45;
 
+constexpr double kFloatSlack = 0x1p-23;
+
 // The smallest float not below `value` (and one more, for the double's own rounding); finite.
 float RoundUp(double value) {
   if (value == 0) return 0;
@@ -43,11 +45,13 @@ struct RowSummary {
   float delta = 0;                    // Distance of the exact mean from the stored one.
   float norm = 0;                     // Length of the stored mean.
   double mean_square = 0;             // Mean squared distance of a row from the stored mean.
+  float sketch_error = 0;             // Largest distance of a row from its sketch, if it has one.
 };
 
-// `rows` [row_count, dim]. Adds each dim's squared differences to dim_squares [dim].
+// `rows` [row_count, dim]. Adds each dim's squared differences to dim_squares [dim], and the rows'
+// codes to `codes` unless that is null.
 RowSummary Summarise(const float* rows, uint32_t row_count, uint32_t dim, DType index_dtype,
-                     std::vector<double>* dim_squares) {
+                     std::vector<double>* dim_squares, RowCodes* codes) {
   std::vector<double> mean(dim, 0);
   for (uint32_t r = 0; r < row_count; ++r) {
     for (uint32_t j = 0; j < dim; ++j) mean[j] += rows[size_t{r} * dim + j];
@@ -63,21 +67,28 @@ RowSummary Summarise(const float* rows, uint32_t row_count, uint32_t dim, DType 
     delta_squared += (mean[j] - stored[j]) * (mean[j] - stored[j]);
     norm_squared += stored[j] * stored[j];
   }
-  double radius_squared = 0;
+  double radius_squared = 0, sketch_error = 0;
+  std::vector<float> differences(dim);
   for (uint32_t r = 0; r < row_count; ++r) {
     double distance_squared = 0;
     for (uint32_t j = 0; j < dim; ++j) {
       const double difference = rows[size_t{r} * dim + j] - stored[j];
+      differences[j] = static_cast<float>(difference);
       distance_squared += difference * difference;
       (*dim_squares)[j] += difference * difference;
     }
     radius_squared = std::max(radius_squared, distance_squared);
     summary.mean_square += distance_squared / row_count;
+    if (codes != nullptr) {
+      sketch_error = std::max(sketch_error, AppendCodes(differences.data(), dim, codes));
+    }
   }
   const double norm = std::sqrt(norm_squared), radius = std::sqrt(radius_squared);
   summary.radius = RoundUp(radius);
   summary.delta = RoundUp(std::sqrt(delta_squared) + kDoubleSlack * (norm + radius));
   summary.norm = RoundUp(norm);
+  // The differences were rounded to float before they were sketched.
+  if (codes != nullptr) summary.sketch_error = RoundUp(sketch_error + kFloatSlack * radius);
   return summary;
 }
 
@@ -141,12 +152,12 @@ absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
   kernels.to_float(input.dtype, input.keys, keys.size(), keys.data());
   WAVEKV_ASSIGN_OR_RETURN(const std::vector<ClusterMembers> clusters,
                           PartitionKeys(kernels, keys, input.token_count, input.key_dim, options));
-  return SummariseClusters(kernels, input, clusters, keys_out, values_out);
+  return SummariseClusters(kernels, input, clusters, options.sketch, keys_out, values_out);
 }
 
 SegmentHead SummariseClusters(const simd::Kernels& kernels, const ClusterInput& input,
-                              const std::vector<ClusterMembers>& clusters, std::byte* keys_out,
-                              std::byte* values_out) {
+                              const std::vector<ClusterMembers>& clusters, bool sketch,
+                              std::byte* keys_out, std::byte* values_out) {
   SegmentHead head = LayOutRows(input, clusters);
   const size_t element = DTypeBytes(input.dtype);
   GatherRows(input.keys, head.row_to_offset, input.key_dim * element, keys_out);
@@ -161,10 +172,13 @@ SegmentHead SummariseClusters(const simd::Kernels& kernels, const ClusterInput& 
   std::vector<double> key_squares(input.key_dim, 0), value_squares(input.value_dim, 0);
   for (uint32_t c = 0; c < head.cluster_count; ++c) {
     const size_t row = head.first_row[c];
-    const RowSummary key = Summarise(&keys[row * input.key_dim], head.sizes[c], input.key_dim,
-                                     head.index_dtype, &key_squares);
-    const RowSummary value = Summarise(&values[row * input.value_dim], head.sizes[c],
-                                       input.value_dim, head.index_dtype, &value_squares);
+    const RowSummary key =
+        Summarise(&keys[row * input.key_dim], head.sizes[c], input.key_dim, head.index_dtype,
+                  &key_squares, sketch ? &head.sketch.keys : nullptr);
+    const RowSummary value =
+        Summarise(&values[row * input.value_dim], head.sizes[c], input.value_dim, head.index_dtype,
+                  &value_squares, sketch ? &head.sketch.values : nullptr);
+    if (sketch) head.sketch.key_errors.push_back(key.sketch_error);
     head.centroids.insert(head.centroids.end(), key.stored_mean.begin(), key.stored_mean.end());
     head.value_means.insert(head.value_means.end(), value.stored_mean.begin(),
                             value.stored_mean.end());

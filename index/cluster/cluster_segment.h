@@ -19,9 +19,9 @@ absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
                                                 std::byte* values_out);
 
 // The second half of it: lays the payload out in the order of `clusters`, which hold each token
-// once, and summarises them.
+// once, summarises them, and makes the tokens' sketch when `sketch`.
 SegmentHead SummariseClusters(const simd::Kernels& kernels, const ClusterInput& input,
-                              const std::vector<ClusterMembers>& clusters, std::byte* keys_out,
-                              std::byte* values_out);
+                              const std::vector<ClusterMembers>& clusters, bool sketch,
+                              std::byte* keys_out, std::byte* values_out);
 
 }  // namespace wavekv

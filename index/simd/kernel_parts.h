@@ -7,6 +7,7 @@ namespace wavekv::simd {
 
 void SetDotKernels(Kernels* kernels);
 void SetAccumulateKernels(Kernels* kernels);
+void SetSketchKernels(Kernels* kernels);
 void SetElementwiseKernels(Kernels* kernels);
 void SetAssignKernels(Kernels* kernels);
 

@@ -59,6 +59,7 @@ std::vector<Kernels> MakeLevels() {
     SetDotKernels(&level);
     SetAccumulateKernels(&level);
     SetElementwiseKernels(&level);
+    SetSketchKernels(&level);
     SetAssignKernels(&level);
     levels.push_back(level);
   }

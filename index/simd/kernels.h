@@ -35,6 +35,18 @@ struct Kernels {
                           const float* weights, size_t weight_stride, size_t group_size,
                           float* sums, size_t sum_stride);
 
+  // scores[g * score_stride + r] += scale * (queries[g] . sketched difference of row r), then
+  // clamped to +-kScoreMax. queries [group_size, dim] f32; codes [row_count, SketchRowBytes(dim)]
+  // and steps [row_count] as in RowCodes (index/token_sketch.h).
+  void (*add_code_dots)(const float* queries, size_t group_size, size_t dim, const uint8_t* codes,
+                        const uint16_t* steps, size_t row_count, float scale, float* scores,
+                        size_t score_stride);
+
+  // sums[g * sum_stride + j] += weights[g * weight_stride] * sketched difference j of one row.
+  // codes [SketchRowBytes(dim)] and its step.
+  void (*accumulate_codes)(const uint8_t* codes, uint16_t step, size_t dim, const float* weights,
+                           size_t weight_stride, size_t group_size, float* sums, size_t sum_stride);
+
   // Largest of x[0, n); -inf when n is 0.
   float (*max)(const float* x, size_t n);
 

@@ -32,10 +32,14 @@ double QueryReach(std::span<const float> query, float scale) {
 }
 
 double ScoreSlack(const SegmentHead& segment, double reach) {
+  return SumSlack(segment.key_dim, reach, segment.centroid_norm_max);
+}
+
+double SumSlack(uint32_t dim, double reach, double norm) {
   // n products summed in any order err by at most n u / (1 - n u) of the sum of magnitudes, which
-  // is at most |q| |c'|; two more roundings scale it and round log(size), whose own size is < 8.
-  const double roundings = segment.key_dim + 4.0;
-  return 1.01 * kFloatUnit * (roundings * reach * segment.centroid_norm_max + 8.0);
+  // is at most |q| norm; two more roundings scale it and round log(size), whose own size is < 8.
+  const double roundings = dim + 4.0;
+  return 1.01 * kFloatUnit * (roundings * reach * norm + 8.0);
 }
 
 }  // namespace wavekv

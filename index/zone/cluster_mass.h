@@ -20,6 +20,9 @@ double QueryReach(std::span<const float> query, float scale);
 // products in any order, scaled.
 double ScoreSlack(const SegmentHead& segment, double reach);
 
+// The same for any sum of `dim` products, scaled, with a vector of length `norm`.
+double SumSlack(uint32_t dim, double reach, double norm);
+
 // Bounds of log(sum over the cluster's tokens of exp(score)).
 struct LogMassBounds {
   double lower = 0;

@@ -77,9 +77,9 @@ uint32_t CountForCoverage(const ClusterScores& scores, double share, uint32_t co
   return std::min(count, count_max);
 }
 
-uint32_t CountForRatio(const ZoneBudget& budget, uint32_t clusters) {
-  if (budget.value == 0) return 0;
-  return std::min(clusters, std::max(CeilOfShare(budget.value, clusters), budget.clusters_min));
+bool HasSketches(HeadIndex index) {
+  return std::none_of(index.begin(), index.end(),
+                      [](const SegmentHead* segment) { return segment->sketch.empty(); });
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<con
   uint32_t count = 0;
   switch (budget.kind) {
     case BudgetKind::kRatio:
-      count = CountForRatio(budget, clusters);
+      count = CeilOfShare(budget.value, clusters);
       break;
     case BudgetKind::kClusters:
       count = static_cast<uint32_t>(std::min<double>(budget.value, clusters));
@@ -119,7 +119,10 @@ ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<con
   const std::span<const uint32_t> best = order.Best(count);
   plan.retrieved.assign(best.begin(), best.end());
   const uint32_t estimated = CeilOfShare(budget.estimate_ratio, clusters - count);
-  plan.estimated = order.NextByIndex(count, estimated);
+  plan.can_sketch = budget.kind != BudgetKind::kError && HasSketches(index);
+  const uint32_t sketched = plan.can_sketch ? std::min(budget.sketch_clusters, estimated) : 0;
+  plan.sketched = order.NextByIndex(count, sketched);
+  plan.estimated = order.NextByIndex(count + sketched, estimated - sketched);
   plan.ignored = clusters - count - estimated;
   return plan;
 }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "storage/base/status_macros.h"
 
 namespace wavekv {
 namespace {
@@ -47,6 +48,8 @@ absl::Status ValidateBudget(const ZoneBudget& budget) {
                                                   ", expected ratio, clusters, coverage or error"));
   }
   if (!value.ok()) return value;
+  WAVEKV_RETURN_IF_ERROR(
+      CheckBetween("sketch_clusters", budget.sketch_clusters, 0, kSketchClustersMax));
   return CheckBetween("estimate_ratio", budget.estimate_ratio, 0, 1);
 }
 
@@ -55,10 +58,10 @@ void MoveTailToEstimation(uint32_t keep, ZonePlan* plan) {
   const auto tail = plan->retrieved.begin() + keep;
   plan->moved_to_estimation += static_cast<uint32_t>(plan->retrieved.end() - tail);
   std::sort(tail, plan->retrieved.end());
-  const auto middle = static_cast<ptrdiff_t>(plan->estimated.size());
-  plan->estimated.insert(plan->estimated.end(), tail, plan->retrieved.end());
-  std::inplace_merge(plan->estimated.begin(), plan->estimated.begin() + middle,
-                     plan->estimated.end());
+  std::vector<uint32_t>& target = plan->can_sketch ? plan->sketched : plan->estimated;
+  const auto middle = static_cast<ptrdiff_t>(target.size());
+  target.insert(target.end(), tail, plan->retrieved.end());
+  std::inplace_merge(target.begin(), target.begin() + middle, target.end());
   plan->retrieved.resize(keep);
   if (plan->error_budget_met) {
     plan->error_budget_met = false;

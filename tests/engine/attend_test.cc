@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "daemon/engine/cut_plan.h"
 #include "gmock/gmock.h"
 #include "tests/engine/engine_fixture.h"
 
@@ -69,8 +70,7 @@ TEST_F(AttendTest, HeadGeometries) {
 }
 
 TEST_F(AttendTest, DefaultRatioReadsLittleAndErrsLittle) {
-  // The floor for short contexts would be most of what is read.
-  spec_.index.budget.clusters_min = 0;
+  spec_.index.budget.sketch_clusters = 0;
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 8192, seed);
   const SequenceRef sequence = Create(spec_);
@@ -341,6 +341,8 @@ TEST_F(AttendTest, EstimateBoundsHoldTheTrueMass) {
     const SequenceRef sequence = Create(spec_);
     Insert(sequence, data, 0, 1300);
     Build(sequence);
+    const uint64_t zone_end = kSinkTokens + StatusOf(sequence).clustered_tokens;
+    ASSERT_EQ(zone_end, 1024u) << "a rest shorter than a small segment stays exact";
     for (uint64_t draw = 0; draw < 5; ++draw) {
       const std::vector<float> queries = RandomQueries(shape(), seed + draw);
       const QueryBuffers buffers(shape(), sequence, 0, queries);
@@ -348,13 +350,13 @@ TEST_F(AttendTest, EstimateBoundsHoldTheTrueMass) {
       query.budget = ZoneBudget{.kind = BudgetKind::kClusters, .value = 0};
       const auto estimate = engine_->Estimate(kTenant, query);
       ASSERT_TRUE(estimate.ok()) << estimate.status();
-      // Nothing is retrieved: the zone is positions [4, 1236). Its mass is the whole without the
-      // sink's and the window's.
-      const OracleAnswer upto_window = ExactOracle(data, 0, 1236, queries);
-      const OracleAnswer sink = ExactOracle(data, 0, 4, queries);
+      // Nothing is retrieved: the zone is positions [4, zone_end). Its mass is the whole up to
+      // there without the sink's.
+      const OracleAnswer upto_end = ExactOracle(data, 0, zone_end, queries);
+      const OracleAnswer sink = ExactOracle(data, 0, kSinkTokens, queries);
       for (uint32_t head = 0; head < shape().query_head_count; ++head) {
         const double zone =
-            upto_window.lse[head] + std::log1p(-std::exp(sink.lse[head] - upto_window.lse[head]));
+            upto_end.lse[head] + std::log1p(-std::exp(sink.lse[head] - upto_end.lse[head]));
         EXPECT_LE(estimate->lse_lower[head], zone + 1e-4);
         EXPECT_GE(estimate->lse_upper[head], zone - 1e-4);
         EXPECT_LE(estimate->lse_lower[head], estimate->lse[head]);

@@ -40,6 +40,11 @@ class GatedBackend : public ComputeBackend {
                               const GroupQuery& query, PartialAttention* result) override {
     return cpu_->AttendClusters(index, clusters, query, result);
   }
+  absl::Status SketchClusters(HeadIndex index, std::span<const uint32_t> clusters,
+                              const GroupQuery& query, const ClusterScores& scores, bool bounds,
+                              EstimatedAttention* result) override {
+    return cpu_->SketchClusters(index, clusters, query, scores, bounds, result);
+  }
   absl::Status EstimateClusters(HeadIndex index, std::span<const uint32_t> clusters,
                                 const GroupQuery& query, const ClusterScores& scores, bool bounds,
                                 EstimatedAttention* result) override {

@@ -116,12 +116,13 @@ TEST_F(InspectionTest, ExplainSaysWhyAndHowMuch) {
             absl::StatusCode::kFailedPrecondition)
       << "the layer has seen no query";
   LayerQuery query = buffers.query;
-  query.budget = ZoneBudget{.kind = BudgetKind::kClusters, .value = 6, .estimate_ratio = 0.5};
+  query.budget = ZoneBudget{
+      .kind = BudgetKind::kClusters, .value = 6, .estimate_ratio = 0.5, .sketch_clusters = 9};
   const auto all = engine_->Explain(kTenant, query, 1, 1000);
   ASSERT_TRUE(all.ok()) << all.status();
   EXPECT_EQ(all->clusters.size(), all->cluster_count);
   EXPECT_EQ(all->retrieval_count, 6u);
-  EXPECT_EQ(all->budget, "clusters: 6; 50 % of the others estimated");
+  EXPECT_EQ(all->budget, "clusters: 6; 50 % of the others estimated, the best 9 from their sketch");
   double estimated = 0;
   double truth = 0;
   uint64_t zones[3] = {0, 0, 0};
@@ -130,8 +131,9 @@ TEST_F(InspectionTest, ExplainSaysWhyAndHowMuch) {
     const ExplainedCluster& cluster = all->clusters[i];
     EXPECT_EQ(cluster.rank, i);
     EXPECT_EQ(cluster.zone == "retrieval", i < 6);
+    EXPECT_EQ(cluster.zone == "sketch", i >= 6 && i < 15);
     zones[0] += cluster.zone == "retrieval" ? 1 : 0;
-    zones[1] += cluster.zone == "estimation" ? 1 : 0;
+    zones[1] += cluster.zone == "estimation" || cluster.zone == "sketch" ? 1 : 0;
     zones[2] += cluster.zone == "ignored" ? 1 : 0;
     EXPECT_EQ(cluster.positions.size(), std::min<size_t>(cluster.size, kPositionsListedMax));
     for (const uint64_t position : cluster.positions) {
@@ -181,10 +183,11 @@ TEST_F(InspectionTest, ExplainSaysWhyAndHowMuch) {
 
 TEST_F(InspectionTest, BudgetsInWords) {
   EXPECT_EQ(BudgetText({}),
-            "ratio: 1.8 % of the clusters, at least 128; 100 % of the others estimated");
+            "ratio: 1.8 % of the clusters; 100 % of the others estimated, the best 96 from their "
+            "sketch");
   EXPECT_EQ(BudgetText({.kind = BudgetKind::kCoverage, .value = 0.9}),
             "coverage: the fewest clusters that hold 90 % of the estimated mass, at most 1/8 of "
-            "the clusters; 100 % of the others estimated");
+            "the clusters; 100 % of the others estimated, the best 96 from their sketch");
   EXPECT_EQ(BudgetText({.kind = BudgetKind::kError, .value = 0.05, .clusters_max = 40}),
             "error: until the bound is under 0.05, at most 40 clusters; 100 % of the others "
             "estimated");

@@ -42,7 +42,9 @@ def test_no_file_grows_past_what_one_can_hold():
 
 def test_headers_are_guarded():
     for path in tracked("*.h"):
-        assert "#pragma once" in path.read_text(), path
+        # Highway includes such a file once for each instruction set: its guard toggles.
+        guard = "HWY_TARGET_TOGGLE" if path.name.endswith("-inl.h") else "#pragma once"
+        assert guard in path.read_text(), path
 
 
 def test_readme_names_the_two_commands():

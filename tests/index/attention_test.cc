@@ -473,8 +473,12 @@ TEST(SegmentHead, CountsItsBytes) {
   const BuiltSegment built = test::Build(*backend, rows, rows);
   const uint64_t clusters = built.head.cluster_count;
   EXPECT_EQ(built.head.index_read_bytes(), clusters * (64 * 2 + 64 * 2 + 2 + 2 * 4) + 64 * 4);
-  EXPECT_EQ(built.head.index_bytes(),
-            built.head.index_read_bytes() + clusters * 3 * 4 + 2 * (clusters + 1) * 4 + 1000 * 2);
+  const uint64_t unsketched =
+      built.head.index_read_bytes() + clusters * 3 * 4 + 2 * (clusters + 1) * 4 + 1000 * 2;
+  EXPECT_EQ(built.head.index_bytes(), unsketched + 1000 * 2 * (64 / 2 + 2) + clusters * 4);
+  const BuiltSegment plain = test::Build(*backend, rows, rows, 0, {.sketch = false});
+  EXPECT_TRUE(plain.head.sketch.empty());
+  EXPECT_EQ(plain.head.index_bytes(), unsketched);
   EXPECT_EQ(built.head.end_position(), 1000);
 }
 

@@ -23,7 +23,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 ZoneBudget Budget(BudgetKind kind, double value, uint32_t clusters_max = 0,
                   double estimate_ratio = 1) {
-  return {kind, value, clusters_max, estimate_ratio, /*clusters_min=*/0};
+  return {kind, value, clusters_max, estimate_ratio, /*sketch_clusters=*/0};
 }
 
 ClusterScores Ranked(std::vector<float> rank) {
@@ -144,19 +144,78 @@ TEST(SelectZones, AgreesWithAFullSort) {
   }
 }
 
-TEST(SelectZones, RatioHasAFloor) {
+// One segment of `clusters` clusters, with sketches or without: all that the choice looks at.
+SegmentHead SegmentOf(uint32_t clusters, bool sketch) {
+  SegmentHead segment;
+  segment.cluster_count = clusters;
+  segment.radii.resize(clusters);
+  segment.deltas.resize(clusters);
+  segment.value_radii.resize(clusters);
+  segment.sizes.assign(clusters, 1);
+  if (sketch) segment.sketch.key_errors.resize(clusters);
+  return segment;
+}
+
+struct SketchRow {
+  std::string why;
+  ZoneBudget budget;
+  bool has_sketch = true;
+  std::vector<uint32_t> retrieved, sketched, estimated;
+  uint32_t ignored = 0;
+};
+
+TEST(SelectZones, TheBestOfTheEstimatedAreSketched) {
   const ClusterScores scores = Ranked({5, 1, 4, 2, 3});
-  const auto with_floor = [](double ratio, uint32_t floor) {
-    ZoneBudget budget;
-    budget.value = ratio;
-    budget.clusters_min = floor;
-    return budget;
+  const auto budget = [](BudgetKind kind, double value, double estimate, uint32_t sketch) {
+    return ZoneBudget{kind, value, 0, estimate, sketch};
   };
-  EXPECT_THAT(Select(scores, with_floor(0.2, 3)).retrieved, ElementsAre(0, 2, 4));
-  EXPECT_THAT(Select(scores, with_floor(0.8, 3)).retrieved, ElementsAre(0, 2, 4, 3));
-  EXPECT_EQ(Select(scores, with_floor(0.2, 9)).retrieved.size(), 5u) << "as many as there are";
-  EXPECT_THAT(Select(scores, with_floor(0, 3)).retrieved, IsEmpty()) << "none was asked for";
-  EXPECT_EQ(Select(scores, {}).retrieved.size(), 5u) << "the default has a floor";
+  const SketchRow rows[] = {
+      {"next by rank", budget(BudgetKind::kClusters, 1, 1, 2), true, {0}, {2, 4}, {1, 3}},
+      {"none are asked for", budget(BudgetKind::kClusters, 1, 1, 0), true, {0}, {}, {1, 2, 3, 4}},
+      {"more than there are", budget(BudgetKind::kRatio, 0.2, 1, 9), true, {0}, {1, 2, 3, 4}, {}},
+      {"never more than is estimated",
+       budget(BudgetKind::kClusters, 1, 0.25, 3),
+       true,
+       {0},
+       {2},
+       {},
+       3},
+      {"nothing is estimated", budget(BudgetKind::kClusters, 1, 0, 3), true, {0}, {}, {}, 4},
+      {"the index has none", budget(BudgetKind::kClusters, 1, 1, 2), false, {0}, {}, {1, 2, 3, 4}},
+      {"the bound is that of summaries",
+       budget(BudgetKind::kError, 0, 1, 2),
+       true,
+       {0},
+       {},
+       {1, 2, 3, 4}},
+  };
+  for (const SketchRow& row : rows) {
+    SCOPED_TRACE(row.why);
+    const SegmentHead segment = SegmentOf(5, row.has_sketch);
+    const SegmentHead* const index[] = {&segment};
+    ClusterScores scored = scores;
+    scored.group_size = 1;
+    scored.logits.assign(5, 0);
+    const std::vector<double> reaches = {1};
+    const std::vector<float> steady = {0};
+    const ZonePlan plan = SelectZones(index, scored, reaches, steady, row.budget);
+    EXPECT_EQ(plan.retrieved, row.retrieved);
+    EXPECT_EQ(plan.sketched, row.sketched);
+    EXPECT_EQ(plan.estimated, row.estimated);
+    EXPECT_EQ(plan.ignored, row.ignored);
+  }
+}
+
+TEST(MoveTailToEstimation, IntoTheSketchIfThereIsOne) {
+  ZonePlan plan;
+  plan.retrieved = {9, 2, 5};
+  plan.sketched = {3};
+  plan.estimated = {0, 4};
+  plan.can_sketch = true;
+  MoveTailToEstimation(1, &plan);
+  EXPECT_THAT(plan.retrieved, ElementsAre(9));
+  EXPECT_THAT(plan.sketched, ElementsAre(2, 3, 5));
+  EXPECT_THAT(plan.estimated, ElementsAre(0, 4));
 }
 
 TEST(SelectZones, CoverageTakesTheFewestThatHoldTheShare) {

@@ -46,10 +46,9 @@ TEST_P(NeedlesTest, AllAreFound) {
   EXPECT_LE(*report->kv_bytes_read_ratio, GetParam().ratio_max);
 }
 
-// The floor of the default budget, 128 clusters, is a good third of 4,096 tokens' clusters, and a
-// sixth of 9,216 tokens'; at 32,768 tokens it is under 6 %.
-constexpr double kShortRatio = 0.62;
-constexpr double kMiddleRatio = 0.43;
+// Shares of the KV bytes: 96 sketched clusters and the steady zone weigh more in short contexts.
+constexpr double kShortRatio = 0.25;
+constexpr double kMiddleRatio = 0.25;
 constexpr double kLongRatio = 0.15;
 
 INSTANTIATE_TEST_SUITE_P(
@@ -67,8 +66,8 @@ INSTANTIATE_TEST_SUITE_P(
                     NeedlesRow{"4096_f32", 4096, 10, kShortRatio, {}, DType::kF32}),
     [](const auto& row) { return row.param.name; });
 
-// Ten clusters of 334, without the floor: a needle that the index averages away is lost here.
-const mock::SdkRunOptions kStrict = {.retrieval_ratio = 0.03};
+// Ten clusters of 334 and no sketch: a needle that the index averages away is lost here.
+const mock::SdkRunOptions kStrict = {.retrieval_ratio = 0.03, .sketch_clusters = 0};
 
 INSTANTIATE_TEST_SUITE_P(StrictBudgets, NeedlesTest,
                          testing::Values(NeedlesRow{"seed1", 4096, 1, 0.16, kStrict},

@@ -46,6 +46,9 @@ int Main(int argc, char** argv) {
   app.add_option("--chunk-tokens", options.sdk.chunk_tokens, "Tokens of one Insert")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--sketch-clusters", options.sdk.sketch_clusters,
+                 "Clusters estimated from their sketch; without it the daemon's default")
+      ->check(CLI::Range(0, 4096));
   app.add_option("--ratio", options.sdk.retrieval_ratio,
                  "Share of the clusters to retrieve; without it the daemon's default budget")
       ->check(CLI::Range(0.0, 1.0));

@@ -68,9 +68,10 @@ class Decoder {
     options.shape.model_id = absl::StrCat("mock-decoder-", model().seed);
     options.max_tokens = world_.context().token_count() + kSpeculatedTokens;
     options.label = "mock decoder";
-    if (options_.retrieval_ratio.has_value()) {
-      options.index.budget = client::Budget::Ratio(*options_.retrieval_ratio);
-    }
+    client::Budget budget;
+    budget.value = options_.retrieval_ratio.value_or(budget.value);
+    budget.sketch_clusters = options_.sketch_clusters.value_or(budget.sketch_clusters);
+    options.index.budget = budget;
     options.attach_wave_buffer = run_.has_wave_buffer;
     WAVEKV_ASSIGN_OR_RETURN(sequence_, session_->CreateSequence(options));
     return absl::OkStatus();

@@ -17,9 +17,10 @@ struct SdkRunOptions {
   uint64_t chunk_tokens = 2048;  // Of one Insert of the prefill ...
   uint32_t chunk_layers = 2;     // ... and its layers.
   bool steady_only = false;      // Ask each question a second time with Budget::SteadyOnly.
-  // Retrieve this share of the clusters; unset: the daemon's default budget, which has a floor that
-  // weighs in contexts of less than about 100,000 tokens.
+  // Retrieve this share of the clusters and estimate so many from their sketch; unset: as by
+  // default.
   std::optional<double> retrieval_ratio;
+  std::optional<uint32_t> sketch_clusters;
   bool staged = false;  // Attend in this process over rows staged in the wave buffer.
   // Life of an engine's request, each at most once, in the middle of the decode:
   bool abort_prefill = false;          // Drop the sequence in mid-prefill and start again.

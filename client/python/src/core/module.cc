@@ -62,10 +62,11 @@ py::dict CountersDict(const client::StepCounters& c) {
   return py::dict(
       "steady_tokens"_a = c.steady_tokens, "retrieved_clusters"_a = c.retrieved_clusters,
       "retrieved_tokens"_a = c.retrieved_tokens, "estimated_clusters"_a = c.estimated_clusters,
-      "ignored_clusters"_a = c.ignored_clusters, "moved_to_estimation"_a = c.moved_to_estimation,
-      "kv_bytes_read"_a = c.kv_bytes_read, "kv_bytes_full"_a = c.kv_bytes_full,
-      "cache_hit_blocks"_a = c.cache_hit_blocks, "cache_miss_blocks"_a = c.cache_miss_blocks,
-      "error_budget_met"_a = c.error_budget_met, "error_budget_capped"_a = c.error_budget_capped);
+      "sketched_clusters"_a = c.sketched_clusters, "ignored_clusters"_a = c.ignored_clusters,
+      "moved_to_estimation"_a = c.moved_to_estimation, "kv_bytes_read"_a = c.kv_bytes_read,
+      "kv_bytes_full"_a = c.kv_bytes_full, "cache_hit_blocks"_a = c.cache_hit_blocks,
+      "cache_miss_blocks"_a = c.cache_miss_blocks, "error_budget_met"_a = c.error_budget_met,
+      "error_budget_capped"_a = c.error_budget_capped);
 }
 
 py::dict AttentionDict(const client::Attention& a, const ModelShape& shape) {
@@ -142,7 +143,7 @@ void BindValues(py::module_& m) {
       .def_readwrite("kind", &Budget::kind)
       .def_readwrite("value", &Budget::value)
       .def_readwrite("clusters_max", &Budget::clusters_max)
-      .def_readwrite("clusters_min", &Budget::clusters_min)
+      .def_readwrite("sketch_clusters", &Budget::sketch_clusters)
       .def_readwrite("estimate_ratio", &Budget::estimate_ratio);
 
   py::class_<client::SequenceOptions>(m, "SequenceOptions")
@@ -159,9 +160,14 @@ void BindValues(py::module_& m) {
            [](client::SequenceOptions& self, uint32_t segment_tokens, uint32_t small_segment_tokens,
               uint32_t tokens_per_cluster, uint32_t kmeans_iterations, std::optional<Budget> budget,
               std::vector<std::pair<uint32_t, Budget>> layer_budgets,
-              std::vector<uint32_t> dense_layers) {
-             self.index = {segment_tokens,         small_segment_tokens, tokens_per_cluster,
-                           kmeans_iterations,      std::move(budget),    std::move(layer_budgets),
+              std::vector<uint32_t> dense_layers, bool sketch) {
+             self.index = {segment_tokens,
+                           small_segment_tokens,
+                           tokens_per_cluster,
+                           kmeans_iterations,
+                           sketch,
+                           std::move(budget),
+                           std::move(layer_budgets),
                            std::move(dense_layers)};
            });
 }
