@@ -52,10 +52,8 @@ start() {
 
 say "starting wavebufferd and wavekvd"
 start wavebufferd --backend=host --listen="unix:$run_dir/wavebuffer.sock" --bytes_max=512MiB
-# At 7,000 tokens a step reads a third of the blocks: a block cache of the default 5 % would miss all.
 start wavekvd --listen="unix:$run_dir/wavekvd.sock" --pool_bytes=2GiB \
-  --wave_buffer="unix:$run_dir/wavebuffer.sock" --wave_buffer_bytes=384MiB \
-  --wave_buffer_cache_ratio=0.6
+  --wave_buffer="unix:$run_dir/wavebuffer.sock" --wave_buffer_bytes=384MiB
 
 "$VENV/bin/python" "$ROOT/client/python/examples/smollm2.py" --mode compare \
   --address "unix:$run_dir/wavekvd.sock" --cli "$ROOT/build/dev/bin/wavekv" \

@@ -16,7 +16,7 @@ namespace {
 // the other of any head's is read exactly. On a real model's heads the first spares most values and
 // the second costs a few rows: docs/decisions/011-token-sketch.md.
 constexpr float kValueShareMin = 1e-4f;
-constexpr float kExactShareMin = 0.02f;
+constexpr float kExactShareMin = 0.005f;
 
 // Rows of the clusters, one after the other.
 struct SketchedRows {

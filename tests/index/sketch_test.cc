@@ -156,8 +156,8 @@ class SketchTest : public testing::TestWithParam<Level> {
 };
 
 // Against a replay in double of what the sketch says: scores and values from codes, those of rows
-// that hold 2 % of some head's mass from the payload. The replay uses every row's codes; those that
-// are left out may drop a share of 1e-4 each.
+// that hold 0.5 % of some head's mass from the payload. The replay uses every row's codes; those
+// that are left out may drop a share of 1e-4 each.
 TEST_P(SketchTest, EqualsItsReplay) {
   for (const double length : {1.5, 8.0}) {
     SCOPED_TRACE(length);
@@ -177,13 +177,13 @@ TEST_P(SketchTest, EqualsItsReplay) {
     const size_t rows = scores[0].size();
     size_t heavy_count = 0;
     std::vector<bool> heavy(rows, false);
-    bool unsure = false;  // A share so near to 2 % that rounding decides.
+    bool unsure = false;  // A share so near to 0.5 % that rounding decides.
     for (uint32_t g = 0; g < shape().group_size; ++g) {
       const double whole = std::max<double>(scores_.total_lse[g], test::LogSumExp(scores[g]));
       for (size_t r = 0; r < rows; ++r) {
         const double share = std::exp(scores[g][r] - whole);
-        heavy[r] = heavy[r] || share > 0.02;
-        unsure |= std::fabs(share - 0.02) < 1e-5;
+        heavy[r] = heavy[r] || share > 0.005;
+        unsure |= std::fabs(share - 0.005) < 1e-5;
       }
     }
     for (size_t r = 0; r < rows; ++r) {
@@ -268,7 +268,8 @@ TEST_P(SketchTest, OverNothingIsNothing) {
 }
 
 TEST_P(SketchTest, PartsMerge) {
-  Make(600, 0.2, 6);  // No row holds 2 % of the mass: what is heavy depends on what else is known.
+  Make(600, 0.2,
+       6);  // No row holds 0.5 % of the mass: what is heavy depends on what else is known.
   std::vector<uint32_t> all(built_.head.cluster_count);
   std::iota(all.begin(), all.end(), 0u);
   const std::vector<uint32_t> first(all.begin(), all.begin() + 10);

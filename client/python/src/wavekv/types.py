@@ -64,10 +64,10 @@ class Budget:
     """
 
     kind: str = "ratio"
-    value: float = 0.018
+    value: float = 0.009
     clusters_max: int = 0
     estimate_ratio: float = 1.0
-    sketch_clusters: int = 96
+    sketch_clusters: int = 144
 
     @classmethod
     def ratio(cls, share: float) -> Budget:
