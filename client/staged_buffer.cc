@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "storage/base/fd_socket.h"
+#include "storage/base/descriptor_protocol.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv::client {
@@ -30,28 +30,13 @@ constexpr uint64_t kRegionBytesMin = 128;
 constexpr uint64_t kRegionSequence = 8;
 constexpr uint64_t kRegionStep = 64;
 
-constexpr size_t kDescriptorReplyBytesMax = 512;
-
-absl::Status DescriptorStatus(absl::string_view reply) {
-  if (reply.empty()) return absl::DataLossError("descriptor reply: empty");
-  const int code = static_cast<unsigned char>(reply[0]);
-  if (code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
-    return absl::DataLossError(absl::StrCat("descriptor reply: unknown status ", code));
-  }
-  return absl::Status(static_cast<absl::StatusCode>(code), reply.substr(1));
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const StagedBuffer>> StagedBuffer::Open(
     const BufferAccess& access, std::chrono::milliseconds timeout) {
-  WAVEKV_ASSIGN_OR_RETURN(FdSocket socket, FdSocket::Connect(access.socket, timeout));
-  WAVEKV_RETURN_IF_ERROR(socket.Send(access.ticket, -1, timeout));
-  const absl::StatusOr<FdMessage> reply = socket.Receive(kDescriptorReplyBytesMax, timeout);
-  WAVEKV_RETURN_IF_ERROR(reply.status());
-  WAVEKV_RETURN_IF_ERROR(DescriptorStatus(reply->bytes));
-  const int fd = reply->fd.get();
-  if (fd < 0) return absl::DataLossError("descriptor reply: OK without a descriptor");
+  WAVEKV_ASSIGN_OR_RETURN(const UniqueFd descriptor,
+                          FetchDescriptor(access.socket, access.ticket, timeout));
+  const int fd = descriptor.get();
   WAVEKV_RETURN_IF_ERROR(CheckSizeSealed(fd));
   WAVEKV_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes(fd));
   if (bytes < access.bytes || bytes < kHeaderBytes) {

@@ -1,9 +1,6 @@
 #include "gpu/buffer_table.h"
 
 #include <poll.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -11,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "gpu/descriptor_protocol.h"
 #include "storage/base/check.h"
+#include "storage/base/descriptor_protocol.h"
 #include "storage/base/log.h"
 #include "storage/base/random.h"
 #include "storage/base/status_macros.h"
@@ -22,7 +19,6 @@ namespace {
 
 constexpr size_t kNameBytesMax = 128;
 constexpr size_t kHoldersNamedMax = 8;
-constexpr int kSoPeerPidFd = 77;  // SO_PEERPIDFD, Linux 6.5; newer than Debian 12's headers.
 
 static_assert(kTicketBytes == kSecretBytes);
 
@@ -58,19 +54,6 @@ struct BufferTable::Allocation {
   std::string manager_ticket;                                // Empty once used.
   absl::flat_hash_map<int64_t, std::string> client_tickets;  // By uid.
 };
-
-UniqueFd PeerProcess(int socket_fd, const PeerCredentials& peer) {
-  int fd = -1;
-  socklen_t bytes = sizeof(fd);
-  if (::getsockopt(socket_fd, SOL_SOCKET, kSoPeerPidFd, &fd, &bytes) == 0) return UniqueFd(fd);
-  if (peer.pid <= 0) return UniqueFd();
-  UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
-  // A process closes its sockets before its id is free for another one: a peer that has not hung
-  // up by now is the process that we opened.
-  pollfd entry{socket_fd, 0, 0};
-  if (::poll(&entry, 1, 0) == 1 && (entry.revents & (POLLHUP | POLLERR)) != 0) return UniqueFd();
-  return process;
-}
 
 BufferTable::BufferTable(const BufferTableOptions& options, DeviceMemory* memory, Clock* clock)
     : options_(options), memory_(memory), clock_(clock) {}

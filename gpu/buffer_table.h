@@ -120,8 +120,4 @@ class BufferTable {
   uint64_t wiped_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A pidfd of the process that connected `socket_fd`; invalid where the kernel has none to give (an
-// old one, or a peer in a process-id namespace that we do not see).
-UniqueFd PeerProcess(int socket_fd, const PeerCredentials& peer);
-
 }  // namespace wavekv

@@ -1,10 +1,8 @@
 #include "proto/rpc/tensor_wire.h"
 
-#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "storage/base/check.h"
 #include "storage/base/status_macros.h"
 
@@ -15,11 +13,6 @@ absl::string_view Absl(std::string_view text) { return {text.data(), text.size()
 
 std::span<const int64_t> Shape(const v1::Tensor& tensor) {
   return {tensor.shape().data(), static_cast<size_t>(tensor.shape_size())};
-}
-
-// "[2, 8, 64]"
-std::string ShapeText(std::span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
 }  // namespace
@@ -51,32 +44,6 @@ v1::DType ToWireDType(DType dtype) {
   return v1::DTYPE_UNSPECIFIED;
 }
 
-absl::StatusOr<uint64_t> TensorBytes(DType dtype, std::span<const int64_t> shape) {
-  if (shape.size() > kTensorRankMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the shape has ", shape.size(), " dimensions, at most ", kTensorRankMax, " are allowed"));
-  }
-  int64_t bytes = static_cast<int64_t>(DTypeBytes(dtype));
-  bool empty = false;
-  bool overflow = false;
-  for (const int64_t dimension : shape) {
-    if (dimension < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the shape ", ShapeText(shape), " has a negative dimension"));
-    }
-    if (dimension == 0) {
-      empty = true;
-    } else {
-      overflow |= __builtin_mul_overflow(bytes, dimension, &bytes);
-    }
-  }
-  if (overflow) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the shape ", ShapeText(shape), " has more than 2^63 bytes"));
-  }
-  return empty ? 0 : static_cast<uint64_t>(bytes);
-}
-
 absl::Status CheckWireTensor(const v1::Tensor& tensor, std::string_view name) {
   WAVEKV_ASSIGN_OR_RETURN(const DType dtype, FromWireDType(tensor.dtype(), name));
   if (!v1::Layout_IsValid(tensor.layout())) {
@@ -84,16 +51,7 @@ absl::Status CheckWireTensor(const v1::Tensor& tensor, std::string_view name) {
                                                    static_cast<int>(tensor.layout()),
                                                    ", expected NHD (1) or HND (2)"));
   }
-  const absl::StatusOr<uint64_t> bytes = TensorBytes(dtype, Shape(tensor));
-  if (!bytes.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(Absl(name), ": ", bytes.status().message()));
-  }
-  if (tensor.data().size() != *bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(Absl(name), ": data has ", tensor.data().size(), " bytes, expected ", *bytes,
-                     " for shape ", ShapeText(Shape(tensor)), " of ", Absl(DTypeName(dtype))));
-  }
-  return absl::OkStatus();
+  return CheckTensorData(Absl(name), dtype, Shape(tensor), tensor.data().size());
 }
 
 void FillWireTensor(DType dtype, std::span<const int64_t> shape, const void* data,

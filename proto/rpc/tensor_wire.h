@@ -8,19 +8,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/base/dtype.h"
+#include "storage/base/tensor_bytes.h"
 #include "wavekv/v1/types.pb.h"
 
 namespace wavekv {
 
-inline constexpr int kTensorRankMax = 8;
-
 // InvalidArgument for DTYPE_UNSPECIFIED and for values of a newer protocol; `name` says whose.
 absl::StatusOr<DType> FromWireDType(v1::DType dtype, std::string_view name);
 v1::DType ToWireDType(DType dtype);
-
-// product(shape) * element size. InvalidArgument: rank over kTensorRankMax, a negative dimension,
-// or a product beyond 63 bits. The empty shape is a scalar.
-absl::StatusOr<uint64_t> TensorBytes(DType dtype, std::span<const int64_t> shape);
 
 // That dtype, layout and shape are known and sane, and that `data` has exactly the bytes they call
 // for. InvalidArgument names the tensor, what was expected and what was found.

@@ -3,7 +3,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,6 +22,7 @@ namespace {
 using Deadline = std::chrono::steady_clock::time_point;
 
 constexpr int kBacklog = 128;
+constexpr int kSoPeerPidFd = 77;  // SO_PEERPIDFD, Linux 6.5; newer than Debian 12's headers.
 // Room for more descriptors than allowed, so that a sender of two is told from a truncated one;
 // the kernel closes what does not fit.
 constexpr int kReceivedFdsMax = 8;
@@ -114,6 +117,19 @@ absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket_fd) {
     return absl::ErrnoToStatus(errno, "cannot read the peer's credentials");
   }
   return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
+}
+
+UniqueFd PeerProcess(int socket_fd, const PeerCredentials& peer) {
+  int fd = -1;
+  socklen_t bytes = sizeof(fd);
+  if (::getsockopt(socket_fd, SOL_SOCKET, kSoPeerPidFd, &fd, &bytes) == 0) return UniqueFd(fd);
+  if (peer.pid <= 0) return UniqueFd();
+  UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+  // A process closes its sockets before its id is free for another one: a peer that has not hung
+  // up by now is the process that we opened.
+  pollfd entry{socket_fd, 0, 0};
+  if (::poll(&entry, 1, 0) == 1 && (entry.revents & (POLLHUP | POLLERR)) != 0) return UniqueFd();
+  return process;
 }
 
 absl::StatusOr<FdSocket> FdSocket::Connect(const std::string& path,

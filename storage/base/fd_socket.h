@@ -29,6 +29,10 @@ struct PeerCredentials {
 // SO_PEERCRED of any connected UNIX socket.
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket_fd);
 
+// A pidfd of the process that connected `socket_fd`; invalid where the kernel has none to give (an
+// old one, or a peer in a process-id namespace that we do not see).
+UniqueFd PeerProcess(int socket_fd, const PeerCredentials& peer);
+
 struct FdMessage {
   std::string bytes;
   UniqueFd fd;  // Invalid when the message carried none.

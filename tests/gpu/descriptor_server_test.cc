@@ -1,4 +1,4 @@
-#include "gpu/descriptor_server.h"
+#include "storage/base/descriptor_server.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/descriptor_protocol.h"
+#include "storage/base/descriptor_protocol.h"
 #include "storage/base/random.h"
 #include "storage/base/shared_memory.h"
 #include "tests/gpu/child_process.h"

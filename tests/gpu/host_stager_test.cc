@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "gpu/buffer_layout.h"
-#include "gpu/descriptor_protocol.h"
+#include "storage/base/descriptor_protocol.h"
 #include "storage/base/shared_memory.h"
 #include "tests/gpu/child_process.h"
 #include "tests/gpu/stage_rows.h"

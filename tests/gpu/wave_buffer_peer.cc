@@ -9,8 +9,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
-#include "gpu/descriptor_protocol.h"
 #include "gpu/host_stager.h"
+#include "storage/base/descriptor_protocol.h"
 #include "storage/base/shared_memory.h"
 #include "tests/gpu/child_process.h"
 #include "tests/gpu/stage_rows.h"

@@ -1,4 +1,4 @@
-#include "gpu/descriptor_server.h"
+#include "storage/base/descriptor_server.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -10,10 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gpu/buffer_table.h"
-#include "gpu/descriptor_protocol.h"
 #include "storage/base/check.h"
 #include "storage/base/clock.h"
+#include "storage/base/descriptor_protocol.h"
 #include "storage/base/log.h"
 #include "storage/base/status_macros.h"
 
@@ -32,6 +31,8 @@ struct DescriptorServer::Connection {
   PeerCredentials peer;
   int64_t deadline_ms = 0;
   bool done = false;
+  std::shared_ptr<KeptPeer> kept;  // Set once it was answered and stays.
+  UniqueFd process;                // Of a kept one.
 };
 
 absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
@@ -60,27 +61,41 @@ void DescriptorServer::Run() {
   std::vector<Connection> connections;
   std::vector<pollfd> polled;
   while (true) {
+    const auto waiting = static_cast<size_t>(
+        std::count_if(connections.begin(), connections.end(),
+                      [](const Connection& connection) { return connection.kept == nullptr; }));
     const bool room =
-        connections.size() < options_.connections_max && RealClock()->NowMs() >= accept_after_ms_;
+        waiting < options_.connections_max && RealClock()->NowMs() >= accept_after_ms_;
     polled.assign({{stop_event_.get(), POLLIN, 0}, {room ? listener_.fd() : -1, POLLIN, 0}});
     for (const Connection& connection : connections) {
       polled.push_back({connection.socket.fd(), POLLIN, 0});
+      // A forked child may keep the socket open: the process itself says when it is dead.
+      polled.push_back({connection.process.get(), POLLIN, 0});
     }
-    const int timeout_ms = connections.empty() && room ? kPollMaxMs : 50;
+    const int timeout_ms = waiting == 0 && room ? kPollMaxMs : 50;
     const int ready = ::poll(polled.data(), polled.size(), timeout_ms);
     WAVEKV_CHECK(ready >= 0 || errno == EINTR, "poll of our own descriptors");
     if (ready < 0) continue;
     if (polled[0].revents != 0) return;
     const int64_t now_ms = RealClock()->NowMs();
     for (size_t i = 0; i < connections.size(); ++i) {
-      if (polled[i + 2].revents != 0) {
-        Answer(&connections[i]);
-      } else {
-        connections[i].done = now_ms >= connections[i].deadline_ms;
-      }
+      Look(&connections[i], polled[2 + 2 * i].revents != 0, polled[3 + 2 * i].revents != 0, now_ms);
     }
     std::erase_if(connections, [](const Connection& connection) { return connection.done; });
     if (polled[1].revents != 0) AcceptOne(&connections);
+  }
+}
+
+void DescriptorServer::Look(Connection* connection, bool readable, bool process_ended,
+                            int64_t now_ms) {
+  if (connection->kept != nullptr) {
+    if (!readable && !process_ended) return;
+    connection->kept->OnGone();
+    connection->done = true;
+  } else if (readable) {
+    Answer(connection);
+  } else {
+    connection->done = now_ms >= connection->deadline_ms;
   }
 }
 
@@ -95,7 +110,9 @@ void DescriptorServer::AcceptOne(std::vector<Connection>* connections) {
   }
   const absl::StatusOr<PeerCredentials> peer = socket->Peer();
   if (!peer.ok()) return;
-  const auto same_uid = [&peer](const Connection& other) { return other.peer.uid == peer->uid; };
+  const auto same_uid = [&peer](const Connection& other) {
+    return other.kept == nullptr && other.peer.uid == peer->uid;
+  };
   if (std::count_if(connections->begin(), connections->end(), same_uid) >=
       static_cast<int64_t>(options_.connections_per_uid_max)) {
     const absl::Status busy = absl::ResourceExhaustedError(
@@ -104,26 +121,34 @@ void DescriptorServer::AcceptOne(std::vector<Connection>* connections) {
     (void)socket->Send(EncodeDescriptorReply(busy), -1, kNow);
     return;
   }
-  connections->push_back(
-      {*std::move(socket), *peer, RealClock()->NowMs() + options_.ticket_wait_ms, false});
+  connections->push_back({.socket = *std::move(socket),
+                          .peer = *peer,
+                          .deadline_ms = RealClock()->NowMs() + options_.ticket_wait_ms});
 }
 
 void DescriptorServer::Answer(Connection* connection) {
   connection->done = true;
-  const absl::StatusOr<UniqueFd> descriptor = RedeemFor(connection);
-  if (!descriptor.ok()) LogRefusal(connection->peer, descriptor.status());
+  absl::StatusOr<Redeemed> bought = RedeemFor(connection);
+  if (!bought.ok()) LogRefusal(connection->peer, bought.status());
   // A peer that does not read its answer has lost it: the socket's buffer has room for one.
-  (void)connection->socket.Send(EncodeDescriptorReply(descriptor.status()),
-                                descriptor.ok() ? descriptor->get() : -1, kNow);
+  const absl::Status sent = connection->socket.Send(EncodeDescriptorReply(bought.status()),
+                                                    bought.ok() ? bought->fd.get() : -1, kNow);
+  if (!bought.ok() || bought->peer == nullptr) return;
+  if (!sent.ok() || !bought->peer->OnKept(connection->socket.fd())) {
+    return bought->peer->OnGone();
+  }
+  connection->kept = std::move(bought->peer);
+  connection->process = std::move(bought->process);
+  connection->done = false;
 }
 
-absl::StatusOr<UniqueFd> DescriptorServer::RedeemFor(Connection* connection) {
+absl::StatusOr<Redeemed> DescriptorServer::RedeemFor(Connection* connection) {
   WAVEKV_ASSIGN_OR_RETURN(const FdMessage message,
-                          connection->socket.Receive(kTicketBytes + 1, kNow));
-  if (message.bytes.size() != kTicketBytes || message.fd.valid()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected a ticket of ", kTicketBytes, " bytes and no descriptor, found ",
-                     message.bytes.size(), " bytes", message.fd.valid() ? " and one" : ""));
+                          connection->socket.Receive(options_.message_bytes + 1, kNow));
+  if (message.bytes.size() != options_.message_bytes || message.fd.valid()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "expected a ticket of ", options_.message_bytes, " bytes and no descriptor, found ",
+        message.bytes.size(), " bytes", message.fd.valid() ? " and one" : ""));
   }
   return redeem_(message.bytes, connection->peer,
                  PeerProcess(connection->socket.fd(), connection->peer));

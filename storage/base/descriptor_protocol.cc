@@ -1,4 +1,4 @@
-#include "gpu/descriptor_protocol.h"
+#include "storage/base/descriptor_protocol.h"
 
 #include <utility>
 
