@@ -38,7 +38,7 @@ absl::Status Prepare(const StepResources& resources, const TenantId& tenant, con
   if (step.append_keys.has_value() || step.append_values.has_value()) {
     WAVEKV_ASSIGN_OR_RETURN(const RowBatch batch, ReadAppend(shape, step));
     WAVEKV_RETURN_IF_ERROR(
-        sequence.Append(query.sequence.generation, batch, AppendMode::kDecode).status());
+        sequence.Append(query.sequence.generation, batch, AppendMode::kDecode, nullptr).status());
   }
   WAVEKV_ASSIGN_OR_RETURN(LayerSnapshot snapshot,
                           sequence.Snapshot(query.sequence.generation, query.layer));
@@ -115,6 +115,10 @@ absl::StatusOr<ZoneBudget> BudgetOf(const Sequence& sequence, uint32_t layer,
 std::vector<AttendOutcome> RunAttendBatch(const StepResources& resources, const TenantId& tenant,
                                           std::span<const AttendStep> steps) {
   std::vector<AttendOutcome> outcomes(steps.size());
+  if (steps.size() == 1) {
+    RunWave(resources, tenant, steps, outcomes);
+    return outcomes;
+  }
   for (size_t begin = 0; begin < steps.size();) {
     std::set<std::pair<SequenceId, uint32_t>> named;
     size_t end = begin;

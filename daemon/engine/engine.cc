@@ -158,7 +158,8 @@ absl::StatusOr<SequenceStatus> Engine::CreateSequence(const TenantId& tenant, Cl
 absl::StatusOr<InsertOutcome> Engine::Insert(const TenantId& tenant, const InsertChunk& chunk) {
   WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use sequence, impl_->Find(tenant, chunk.sequence.id));
   WAVEKV_ASSIGN_OR_RETURN(const RowBatch batch, ReadInsertChunk(sequence->shape(), chunk));
-  return sequence->Append(chunk.sequence.generation, batch, AppendMode::kInsert);
+  return sequence->Append(chunk.sequence.generation, batch, AppendMode::kInsert,
+                          &impl_->compute_pool);
 }
 
 absl::StatusOr<BuildProgress> Engine::BuildIndex(

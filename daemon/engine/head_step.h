@@ -36,6 +36,12 @@ class HeadStep {
   absl::Status EstimateRest(bool bounds);
   // Steady, retrieval and estimation zones merged, as far as they were computed.
   PartialAttention Answer() const;
+  // The steady zone's part where it is the whole answer; null otherwise.
+  const PartialAttention* OnlyPart() const {
+    const bool only =
+        !steady_.lse.empty() && retrieved_.lse.empty() && estimated_.attention.lse.empty();
+    return only ? &steady_ : nullptr;
+  }
   // The zones' parts; the attention over nothing where a zone is empty or was not asked for.
   PartialAttention Steady() const { return OrEmpty(steady_); }
   PartialAttention Retrieved() const { return OrEmpty(retrieved_); }

@@ -3,10 +3,16 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/string_view.h"
+#include "daemon/engine/validation.h"
+#include "storage/base/shared_memory.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
 namespace {
+
+// From so many rows on, asking for their pages at once is cheaper than a fault for each.
+constexpr uint64_t kBulkTokens = 32;
 
 // First position that a layer of this content has no memory for, the sink aside.
 uint64_t ChunksEnd(const LayerContent& content) {
@@ -71,16 +77,27 @@ LayerContent Grown(LayerContent content, LayerGrowth growth, uint64_t end) {
   return content;
 }
 
-void WriteRows(const ModelShape& shape, const RowBatch& batch, size_t layer_idx,
-               const TokenRange& range, const LayerContent& content) {
+absl::Status WriteHeadRows(const ModelShape& shape, const RowBatch& batch, size_t layer_idx,
+                           uint32_t kv_head, const TokenRange& range, const LayerContent& content) {
+  absl::Status status;
+  // Copies rows, then looks at the copy: the source may change under us.
+  const auto write = [&](absl::string_view name, const TensorRows& rows, const TokenRange& piece,
+                         uint32_t dim, std::byte* target) {
+    if (!status.ok()) return;
+    const size_t count = piece.size() * dim;
+    if (piece.size() >= kBulkTokens) PopulatePages(target, count * DTypeBytes(shape.dtype));
+    rows.Copy(layer_idx, piece.begin - batch.range.begin, kv_head, piece.size(), target);
+    if (batch.finite) return;
+    const size_t found = FirstNonFinite(shape.dtype, target, count);
+    if (found == count) return;
+    status = NotFiniteError(name, batch.layers[layer_idx], piece.begin + found / dim, kv_head,
+                            found % dim);
+  };
   ForEachPiece(content, range, [&](const RowChunk& chunk, const TokenRange& piece) {
-    const uint64_t token = piece.begin - batch.range.begin;
-    for (uint32_t head = 0; head < shape.kv_head_count; ++head) {
-      batch.keys.Copy(layer_idx, token, head, piece.size(), chunk.Key(shape, head, piece.begin));
-      batch.values.Copy(layer_idx, token, head, piece.size(),
-                        chunk.Value(shape, head, piece.begin));
-    }
+    write("keys", batch.keys, piece, shape.key_dim, chunk.Key(shape, kv_head, piece.begin));
+    write("values", batch.values, piece, shape.value_dim, chunk.Value(shape, kv_head, piece.begin));
   });
+  return status;
 }
 
 absl::StatusOr<LayerContent> FirstTokens(const LayerSnapshot& snapshot, uint32_t layer,

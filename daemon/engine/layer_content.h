@@ -32,10 +32,11 @@ absl::StatusOr<LayerGrowth> AllocateGrowth(const LayerContent& content, uint32_t
 // `content` with the growth's chunks, at `end` tokens.
 LayerContent Grown(LayerContent content, LayerGrowth growth, uint64_t end);
 
-// Writes rows `range` of the batch (part of its range) to `content`, which has the memory and does
-// not show the rows yet.
-void WriteRows(const ModelShape& shape, const RowBatch& batch, size_t layer_idx,
-               const TokenRange& range, const LayerContent& content);
+// Writes rows `range` of the batch (part of its range) of one KV head to `content`, which has the
+// memory and does not show the rows yet. InvalidArgument when what was written holds a NaN or an
+// infinity: then it must never be shown. Heads may be written beside each other.
+absl::Status WriteHeadRows(const ModelShape& shape, const RowBatch& batch, size_t layer_idx,
+                           uint32_t kv_head, const TokenRange& range, const LayerContent& content);
 
 // Rows of the first token_count tokens of a layer, `clustered_end` of them staying clustered.
 // Chunks are shared with `snapshot`, but for those that lack rows, and for the last, partial one,

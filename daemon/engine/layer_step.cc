@@ -11,6 +11,7 @@ LayerStep::LayerStep(ComputeBackend* backend, LayerSnapshot snapshot, QueryVecto
     : snapshot_(std::move(snapshot)), queries_(std::move(queries)), budget_(budget) {
   const ModelShape& shape = *snapshot_.shape;
   const size_t group_floats = size_t{shape.group_size()} * shape.key_dim;
+  heads_.reserve(shape.kv_head_count);
   for (uint32_t head = 0; head < shape.kv_head_count; ++head) {
     heads_.emplace_back(
         backend, snapshot_, head,
@@ -48,10 +49,14 @@ StepCounters LayerStep::Counters() const {
 
 void LayerStep::CollectAnswer(std::vector<float>* out, std::vector<float>* lse) const {
   out->reserve(size_t{snapshot_.shape->query_head_count} * snapshot_.shape->value_dim);
-  for (const HeadStep& head : heads_) {
-    const PartialAttention answer = head.Answer();
+  lse->reserve(snapshot_.shape->query_head_count);
+  const auto append = [out, lse](const PartialAttention& answer) {
     out->insert(out->end(), answer.out.begin(), answer.out.end());
     lse->insert(lse->end(), answer.lse.begin(), answer.lse.end());
+  };
+  for (const HeadStep& head : heads_) {
+    const PartialAttention* const whole = head.OnlyPart();
+    append(whole != nullptr ? *whole : head.Answer());
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -51,7 +50,7 @@ class LayerStep {
   const LayerSnapshot snapshot_;
   const QueryVectors queries_;
   const ZoneBudget budget_;
-  std::deque<HeadStep> heads_;
+  std::vector<HeadStep> heads_;  // As many from the start on.
 };
 
 // Runs fn for every KV head on the pool and the caller; the first head's error, by number, is

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "daemon/engine/types.h"
 #include "storage/base/clock.h"
 #include "storage/base/mutex.h"
+#include "storage/base/thread_pool.h"
 
 namespace wavekv {
 
@@ -76,8 +78,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   bool building() const;
 
   // Writes (sequence_write.cc). The generation must be named.
+  // A large batch is copied by the pool, too, if there is one.
   absl::StatusOr<InsertOutcome> Append(Generation generation, const RowBatch& batch,
-                                       AppendMode mode);
+                                       AppendMode mode, ThreadPool* pool);
   absl::StatusOr<Generation> Truncate(Generation generation, uint64_t token_count);
   // What a fork of the first token_count tokens (0: all) starts from. InvalidArgument when there
   // are fewer.
@@ -140,6 +143,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
                              AppendMode mode) const;
   absl::Status CheckSameRows(const RowBatch& batch, size_t layer_idx,
                              const LayerSnapshot& snapshot) const;
+  // Writes what each layer does not have yet to its new content, which nobody sees.
+  absl::Status WriteBatch(const RowBatch& batch, std::span<const LayerSnapshot> before,
+                          std::span<const LayerContent> contents, ThreadPool* pool) const;
   // Queues what the rules cut at the layer's token count.
   void PlanAfterAppendLocked(uint32_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishLocked(uint32_t layer, SegmentList segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

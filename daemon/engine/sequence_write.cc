@@ -8,6 +8,12 @@
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
+namespace {
+
+// Below this, waking a thread takes longer than the copying that it would take over.
+constexpr uint64_t kSharedWriteBytes = 256 << 10;
+
+}  // namespace
 
 absl::Status Sequence::CheckPosition(const RowBatch& batch, uint32_t layer, uint64_t token_count,
                                      AppendMode mode) const {
@@ -57,8 +63,32 @@ absl::Status Sequence::CheckSameRows(const RowBatch& batch, size_t layer_idx,
       " holds other bytes than the call brings; truncate before writing a position anew"));
 }
 
+absl::Status Sequence::WriteBatch(const RowBatch& batch, std::span<const LayerSnapshot> before,
+                                  std::span<const LayerContent> contents, ThreadPool* pool) const {
+  const size_t head_count = shape().kv_head_count;
+  std::vector<absl::Status> statuses(batch.layers.size() * head_count);
+  const auto write = [&](size_t part) {
+    const size_t layer_idx = part / head_count;
+    const TokenRange range = {std::max(batch.range.begin, before[layer_idx].token_count),
+                              batch.range.end};
+    statuses[part] =
+        WriteHeadRows(shape(), batch, layer_idx, static_cast<uint32_t>(part % head_count), range,
+                      contents[layer_idx]);
+  };
+  const uint64_t bytes = batch.layers.size() * batch.range.size() * shape().token_bytes();
+  if (pool == nullptr || bytes < kSharedWriteBytes) {
+    for (size_t part = 0; part < statuses.size(); ++part) write(part);
+  } else {
+    pool->ParallelFor(statuses.size(), write);
+  }
+  for (absl::Status& status : statuses) {
+    if (!status.ok()) return std::move(status);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<InsertOutcome> Sequence::Append(Generation generation, const RowBatch& batch,
-                                               AppendMode mode) {
+                                               AppendMode mode, ThreadPool* pool) {
   MutexLock write(&write_mutex_);
   std::vector<LayerSnapshot> before;
   std::vector<LayerContent> contents;
@@ -84,9 +114,8 @@ absl::StatusOr<InsertOutcome> Sequence::Append(Generation generation, const RowB
   }
   for (size_t i = 0; i < batch.layers.size(); ++i) {
     contents[i] = Grown(std::move(contents[i]), std::move(growths[i]), batch.range.end);
-    WriteRows(shape(), batch, i,
-              {std::max(batch.range.begin, before[i].token_count), batch.range.end}, contents[i]);
   }
+  WAVEKV_RETURN_IF_ERROR(WriteBatch(batch, before, contents, pool));
   InsertOutcome outcome;
   {
     MutexLock lock(&mutex_);

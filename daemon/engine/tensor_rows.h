@@ -38,12 +38,14 @@ class TensorRows {
 };
 
 // K and V of consecutive positions of several layers, validated but for what depends on the
-// sequence's state.
+// sequence's state. The rows may lie in memory that a client shares and still writes: what has been
+// read of them once need not be there the next time.
 struct RowBatch {
   TokenRange range;
   std::vector<uint32_t> layers;
   TensorRows keys;
   TensorRows values;
+  bool finite = false;  // Nobody writes them, and they hold no NaN and no infinity.
 };
 
 }  // namespace wavekv

@@ -103,40 +103,36 @@ absl::Status ValidateChunkTensor(absl::string_view name, const TensorView& tenso
                               "[layers, kv_heads, tokens, dim] (HND, -1: any)");
 }
 
-// Refuses NaN and infinity, naming layer, position and head of the first.
+// Refuses NaN and infinity in one token's rows [kv_heads, dim].
 absl::Status CheckFinite(absl::string_view name, const TensorView& tensor, const RowBatch& batch,
-                         uint32_t head_count, uint32_t dim) {
+                         uint32_t dim) {
   const size_t count = tensor.data.size() / DTypeBytes(tensor.dtype);
   const size_t found = FirstNonFinite(tensor.dtype, tensor.data.data(), count);
   if (found == count) return absl::OkStatus();
-  const uint64_t tokens = batch.range.size();
-  const size_t row = found / dim;
-  const size_t row_in_layer = row % (tokens * head_count);
-  const bool nhd = tensor.layout == Layout::kNHD;
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, " hold a NaN or an infinity at layer ", batch.layers[row / (tokens * head_count)],
-      ", position ", batch.range.begin + (nhd ? row_in_layer / head_count : row_in_layer % tokens),
-      ", KV head ", nhd ? row_in_layer % head_count : row_in_layer / tokens, ", element ",
-      found % dim, "; expected finite numbers"));
+  return NotFiniteError(name, batch.layers.front(), batch.range.begin,
+                        static_cast<uint32_t>(found / dim), found % dim);
 }
 
-absl::Status ReadRows(const ModelShape& shape, const TensorView& keys, const TensorView& values,
-                      RowBatch* batch) {
-  WAVEKV_RETURN_IF_ERROR(CheckFinite("keys", keys, *batch, shape.kv_head_count, shape.key_dim));
-  WAVEKV_RETURN_IF_ERROR(
-      CheckFinite("values", values, *batch, shape.kv_head_count, shape.value_dim));
+void ReadRows(const ModelShape& shape, const TensorView& keys, const TensorView& values,
+              RowBatch* batch) {
   const uint64_t tokens = batch->range.size();
   batch->keys =
       TensorRows(keys.data.data(), keys.layout, tokens, shape.kv_head_count, shape.key_bytes());
   batch->values = TensorRows(values.data.data(), values.layout, tokens, shape.kv_head_count,
                              shape.value_bytes());
-  return absl::OkStatus();
 }
 
 }  // namespace
 
 std::string ShapeText(std::span<const int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape.begin(), shape.end(), ", "), "]");
+}
+
+absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t position,
+                            uint32_t kv_head, size_t element) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " hold a NaN or an infinity at layer ", layer, ", position ", position,
+                   ", KV head ", kv_head, ", element ", element, "; expected finite numbers"));
 }
 
 absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer) {
@@ -201,7 +197,7 @@ absl::StatusOr<RowBatch> ReadInsertChunk(const ModelShape& shape, const InsertCh
         absl::StrCat("first_position is ", chunk.first_position, ", expected a token position"));
   }
   batch.range = {chunk.first_position, chunk.first_position + tokens};
-  WAVEKV_RETURN_IF_ERROR(ReadRows(shape, chunk.keys, chunk.values, &batch));
+  ReadRows(shape, chunk.keys, chunk.values, &batch);
   return batch;
 }
 
@@ -224,7 +220,10 @@ absl::StatusOr<RowBatch> ReadAppend(const ModelShape& shape, const AttendStep& s
   RowBatch batch;
   batch.range = {step.append_position, step.append_position + 1};
   batch.layers = {step.query.layer};
-  WAVEKV_RETURN_IF_ERROR(ReadRows(shape, keys, values, &batch));
+  WAVEKV_RETURN_IF_ERROR(CheckFinite("keys", keys, batch, shape.key_dim));
+  WAVEKV_RETURN_IF_ERROR(CheckFinite("values", values, batch, shape.value_dim));
+  ReadRows(shape, keys, values, &batch);
+  batch.finite = true;
   return batch;
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "daemon/engine/layer_snapshot.h"
 #include "daemon/engine/tensor_rows.h"
 #include "daemon/engine/types.h"
@@ -19,7 +20,8 @@ inline constexpr size_t kLabelBytesMax = 128;
 // engine's limit for one sequence.
 absl::Status ValidateSpec(const SequenceSpec& spec, uint64_t tokens_max);
 
-// Shapes, dtype, layers and finiteness of a chunk for a sequence of this shape. InvalidArgument.
+// Shapes, dtype and layers of a chunk for a sequence of this shape. InvalidArgument. That its
+// numbers are finite is checked of what is copied from it.
 absl::StatusOr<RowBatch> ReadInsertChunk(const ModelShape& shape, const InsertChunk& chunk);
 
 // The token that an Attend appends: keys [kv_heads, key_dim], values [kv_heads, value_dim].
@@ -29,6 +31,10 @@ absl::StatusOr<RowBatch> ReadAppend(const ModelShape& shape, const AttendStep& s
 // query head with a NaN or an infinity.
 absl::StatusOr<QueryVectors> ReadQueries(const ModelShape& shape, const TensorView& queries,
                                          uint32_t head_count);
+
+// InvalidArgument: `name` hold what no key or value may be.
+absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t position,
+                            uint32_t kv_head, size_t element);
 
 absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer);
 

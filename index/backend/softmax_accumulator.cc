@@ -40,15 +40,15 @@ void SoftmaxAccumulator::AddTile(float* scores, uint32_t row_count,
 }
 
 void SoftmaxAccumulator::Finish(PartialAttention* result) const {
-  result->out.assign(numerator_.size(), 0);
+  result->out.assign(numerator_.size(), 0.0f);
   result->lse.assign(group_size_, -std::numeric_limits<float>::infinity());
   for (uint32_t g = 0; g < group_size_; ++g) {
     if (denominator_[g] == 0) continue;
     result->lse[g] = static_cast<float>(max_[g] + std::log(denominator_[g]));
-    for (uint32_t j = 0; j < value_dim_; ++j) {
-      const size_t at = size_t{g} * value_dim_ + j;
-      result->out[at] = static_cast<float>(numerator_[at] / denominator_[g]);
-    }
+    // One division: as many as there are outputs take longer than a short step's whole attention.
+    float* const out = result->out.data() + size_t{g} * value_dim_;
+    std::copy_n(numerator_.data() + size_t{g} * value_dim_, value_dim_, out);
+    kernels_.scale(out, value_dim_, static_cast<float>(1 / denominator_[g]));
   }
 }
 

@@ -58,21 +58,42 @@ void ConvertFromFloat(DType dtype, const float* source, size_t count, void* targ
   }
 }
 
+namespace {
+
+// Blocks without a way out in their middle become vector instructions: this reads every byte that
+// is inserted.
+template <class Bits>
+size_t FirstWithExponent(Bits exponent, const std::byte* bytes, size_t count) {
+  constexpr size_t kBlock = 256 / sizeof(Bits);
+  size_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    Bits block[kBlock];
+    std::memcpy(block, bytes + i * sizeof(Bits), sizeof block);
+    Bits found = 0;
+    for (size_t j = 0; j < kBlock; ++j) {
+      found |= (block[j] & exponent) == exponent ? Bits{1} : Bits{0};
+    }
+    if (found != 0) break;
+  }
+  for (; i < count; ++i) {
+    Bits bits;
+    std::memcpy(&bits, bytes + i * sizeof(Bits), sizeof bits);
+    if ((bits & exponent) == exponent) return i;
+  }
+  return count;
+}
+
+}  // namespace
+
 size_t FirstNonFinite(DType dtype, const void* source, size_t count) {
   const auto* bytes = static_cast<const std::byte*>(source);
-  if (dtype == DType::kF32) {
-    for (size_t i = 0; i < count; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, bytes + i * 4, 4);
-      if ((bits & 0x7f800000u) == 0x7f800000u) return i;
-    }
-    return count;
-  }
-  const uint16_t exponent = dtype == DType::kBF16 ? 0x7f80u : 0x7c00u;
-  for (size_t i = 0; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, bytes + i * 2, 2);
-    if ((bits & exponent) == exponent) return i;
+  switch (dtype) {
+    case DType::kF32:
+      return FirstWithExponent<uint32_t>(0x7f800000u, bytes, count);
+    case DType::kF16:
+      return FirstWithExponent<uint16_t>(0x7c00u, bytes, count);
+    case DType::kBF16:
+      return FirstWithExponent<uint16_t>(0x7f80u, bytes, count);
   }
   return count;
 }

@@ -61,6 +61,15 @@ absl::StatusOr<uint64_t> FileBytes(int fd) {
   return static_cast<uint64_t>(info.st_size);
 }
 
+void PopulatePages(std::byte* begin, size_t bytes) {
+  constexpr uintptr_t kPageBytes = 4096;
+  constexpr int kMadvPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14.
+  const uintptr_t first = reinterpret_cast<uintptr_t>(begin) & ~(kPageBytes - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(begin) + bytes;
+  // A refusal (an old kernel, pages of another size) costs time only.
+  (void)::madvise(reinterpret_cast<void*>(first), end - first, kMadvPopulateWrite);
+}
+
 absl::StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, Access access) {
   WAVEKV_ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(fd));
   if (bytes == 0 || bytes > file_bytes) {

@@ -29,6 +29,10 @@ absl::Status CheckSizeSealed(int fd);
 // Size of the file behind `fd`.
 absl::StatusOr<uint64_t> FileBytes(int fd);
 
+// Asks the kernel for the pages of [begin, begin + bytes), to be written soon, in one call instead
+// of a fault for each. Whether it has them to give shows when they are touched.
+void PopulatePages(std::byte* begin, size_t bytes);
+
 // A shared mapping of the first `bytes` of a descriptor. Does not own the descriptor, which may
 // be closed while the mapping lives. Movable.
 class Mapping {
