@@ -54,6 +54,7 @@ Admin::~Admin() { impl_->connection->Close(); }
 
 absl::StatusOr<std::unique_ptr<Admin>> Admin::Connect(ClientOptions options) {
   auto impl = std::make_unique<Impl>();
+  options.shared_memory = false;  // It sends no data.
   WAVEKV_ASSIGN_OR_RETURN(impl->connection, Connection::Open(std::move(options)));
   return std::unique_ptr<Admin>(new Admin(std::move(impl)));
 }

@@ -61,6 +61,7 @@ struct DaemonStats {
   std::string isa;
   uint64_t build_queue = 0;
   std::string cgroup_version;
+  uint32_t data_channels = 0;  // Clients that are served over shared memory.
 };
 
 struct SequenceSummary {

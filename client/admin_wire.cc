@@ -39,7 +39,8 @@ DaemonStats FromWire(const v1::GetStatsReply& reply) {
                     .calls = {reply.calls().begin(), reply.calls().end()},
                     .isa = reply.isa(),
                     .build_queue = reply.build_queue(),
-                    .cgroup_version = reply.cgroup_version()};
+                    .cgroup_version = reply.cgroup_version(),
+                    .data_channels = reply.data_channels()};
   for (const v1::TenantStats& tenant : reply.tenants()) {
     stats.tenants.push_back({.tenant = tenant.tenant(),
                              .bytes_max = tenant.bytes_max(),

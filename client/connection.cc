@@ -18,10 +18,12 @@ namespace wavekv::client {
 namespace {
 
 using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 using std::chrono::system_clock;
 
 constexpr milliseconds kProbeDeadline{250};
 constexpr milliseconds kReconnectWait{200};
+constexpr milliseconds kChannelDeadline{1000};  // To open the data plane; calls use gRPC else.
 constexpr milliseconds kCloseDeadline{500};
 constexpr milliseconds kRetryInterval{250};  // Of the heartbeat while the daemon is away.
 // gRPC names it the least backoff, and takes it for the time that a connection attempt may last.
@@ -89,6 +91,7 @@ absl::StatusOr<std::shared_ptr<const Attachment>> FromReply(const v1::AttachRepl
   attachment->epoch = reply.epoch();
   // A lease beyond a day is as good as a day, and arithmetic on it stays in range.
   attachment->lease = milliseconds(std::min<uint64_t>(reply.lease_ms(), 24 * 3600 * 1000));
+  attachment->data_socket = reply.data_socket();
   attachment->info = {.tenant = reply.tenant(),
                       .daemon_version = reply.daemon_version(),
                       .epoch = reply.epoch(),
@@ -158,6 +161,7 @@ void Connection::Close() {
   }
   CancelRunning();
   if (heartbeat_thread_.joinable()) heartbeat_thread_.join();
+  DropChannel(nullptr, "the session has been closed");
   if (attachment == nullptr) return;
   grpc::ClientContext context;
   Prepare(*attachment, system_clock::now() + kCloseDeadline, &context);
@@ -208,15 +212,112 @@ absl::Status Connection::Run(const CallOptions& call, Attempt attempt) {
   return lost;
 }
 
+std::optional<absl::Status> Connection::RunLocal(CallOptions* call, Exchange exchange) {
+  std::shared_ptr<shm::ClientChannel> channel;
+  std::shared_ptr<const Attachment> attachment;
+  {
+    MutexLock lock(&mutex_);
+    // The rest, a call of an earlier epoch included, is told apart by Run.
+    if (data_channel_ == nullptr || !attached_ || stopping_ ||
+        (call->epoch != 0 && call->epoch != attachment_->epoch)) {
+      return std::nullopt;
+    }
+    channel = data_channel_;
+    attachment = attachment_;
+  }
+  if (suspect_.load(std::memory_order_relaxed)) return std::nullopt;
+  const shm::TimePoint begin = steady_clock::now();
+  const TimePoint until = system_clock::now() + call->deadline;
+  absl::Status verdict;
+  const shm::CallState state = exchange(
+      *channel, begin + call->deadline - std::min(kProbeDeadline, call->deadline / 10), &verdict);
+  switch (state) {
+    case shm::CallState::kAnswered:
+      if (absl::IsUnauthenticated(verdict)) {
+        Invalidate(attachment);
+        break;
+      }
+      if (!absl::IsUnavailable(verdict)) return verdict;
+      return absl::UnavailableError(absl::StrCat(call->name, ": ", verdict.message()));
+    case shm::CallState::kGone:
+      DropChannel(channel, "the daemon closed it");
+      break;
+    case shm::CallState::kTooLarge:
+      break;
+    case shm::CallState::kCancelled:
+      if (closed()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(call->name, ": the session has been closed"));
+      }
+      return Silent(call->name);
+    case shm::CallState::kTimedOut:
+      return JudgeTimeout(*call, attachment, until);
+  }
+  const auto spent = std::chrono::ceil<milliseconds>(steady_clock::now() - begin);
+  call->deadline = std::max(call->deadline - spent, milliseconds(1));
+  return std::nullopt;
+}
+
+bool Connection::has_data_plane(std::string* absent) const {
+  MutexLock lock(&mutex_);
+  if (data_channel_ == nullptr) *absent = data_channel_absent_;
+  return data_channel_ != nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<shm::ClientChannel>> Connection::OpenChannel(
+    const Attachment& attachment, TimePoint deadline) const {
+  if (!options_.shared_memory) {
+    return absl::FailedPreconditionError("ClientOptions::shared_memory is off");
+  }
+  if (attachment.data_socket.empty()) {
+    return absl::FailedPreconditionError("the daemon offers none here");
+  }
+  const auto left = std::chrono::floor<milliseconds>(deadline - system_clock::now());
+  return shm::ClientChannel::Connect(
+      attachment.data_socket,
+      {.version = shm::kChannelVersion, .epoch = attachment.epoch, .secret = attachment.secret},
+      std::clamp(left, milliseconds(1), kChannelDeadline), shm::SpinSlots::OfProcess());
+}
+
+void Connection::KeepChannelLocked(
+    const absl::StatusOr<std::shared_ptr<shm::ClientChannel>>& channel) {
+  data_channel_ = channel.ok() ? *channel : nullptr;
+  data_channel_absent_ = channel.ok() ? "" : std::string(channel.status().message());
+}
+
+void Connection::DropChannel(const std::shared_ptr<shm::ClientChannel>& channel, std::string why) {
+  std::shared_ptr<shm::ClientChannel> dropped;  // Closed without the lock.
+  MutexLock lock(&mutex_);
+  if (channel != nullptr && data_channel_ != channel) return;
+  dropped = std::move(data_channel_);
+  data_channel_ = nullptr;
+  data_channel_absent_ = std::move(why);
+}
+
+void Connection::RestoreChannel(const std::shared_ptr<const Attachment>& attachment,
+                                TimePoint deadline) {
+  std::string absent;
+  if (!options_.shared_memory || attachment->data_socket.empty() || has_data_plane(&absent)) return;
+  const auto channel = OpenChannel(*attachment, deadline);
+  MutexLock lock(&mutex_);
+  if (!stopping_ && attachment_ == attachment) KeepChannelLocked(channel);
+}
+
+absl::Status Connection::JudgeTimeout(const CallOptions& call,
+                                      const std::shared_ptr<const Attachment>& attachment,
+                                      TimePoint deadline) {
+  WAVEKV_RETURN_IF_ERROR(Probe(call.name, attachment, deadline));
+  return absl::DeadlineExceededError(absl::StrCat(
+      call.name, ": no answer within ", call.deadline.count(), " ms, but the daemon at ",
+      options_.address, " lives; is it overloaded, or the deadline too short?"));
+}
+
 absl::Status Connection::Judge(const CallOptions& call, const grpc::Status& status,
                                const std::shared_ptr<const Attachment>& attachment,
                                TimePoint deadline) {
   switch (status.error_code()) {
     case grpc::StatusCode::DEADLINE_EXCEEDED:
-      WAVEKV_RETURN_IF_ERROR(Probe(call.name, attachment, deadline));
-      return absl::DeadlineExceededError(absl::StrCat(
-          call.name, ": no answer within ", call.deadline.count(), " ms, but the daemon at ",
-          options_.address, " lives; is it overloaded, or the deadline too short?"));
+      return JudgeTimeout(call, attachment, deadline);
     case grpc::StatusCode::UNAVAILABLE:
       WAVEKV_RETURN_IF_ERROR(Probe(call.name, attachment, deadline));
       return absl::UnavailableError(absl::StrCat(call.name, ": ", status.error_message()));
@@ -256,11 +357,14 @@ absl::StatusOr<std::shared_ptr<const Attachment>> Connection::EnsureAttached(Tim
     attaching_ = true;
   }
   absl::StatusOr<std::shared_ptr<const Attachment>> attached = Attach(deadline);
+  const auto channel = attached.ok() ? OpenChannel(**attached, deadline)
+                                     : absl::StatusOr<std::shared_ptr<shm::ClientChannel>>(nullptr);
   MutexLock lock(&mutex_);
   attaching_ = false;
   if (attached.ok()) {
     attachment_ = *attached;
     attached_ = true;
+    KeepChannelLocked(channel);
   }
   changed_.NotifyAll();
   return attached;
@@ -369,6 +473,7 @@ absl::Status Connection::Heartbeat(const std::shared_ptr<const Attachment>& atta
 void Connection::CancelRunning() {
   MutexLock lock(&mutex_);
   for (grpc::ClientContext* context : running_) context->TryCancel();
+  if (data_channel_ != nullptr) data_channel_->CancelCalls();
 }
 
 void Connection::HeartbeatLoop() {
@@ -392,7 +497,10 @@ void Connection::HeartbeatLoop() {
     absl::StatusOr<std::shared_ptr<const Attachment>> current = EnsureAttached(deadline);
     absl::Status status = current.status();
     if (status.ok()) status = Heartbeat(*current, deadline);
-    if (status.ok()) suspect_.store(false, std::memory_order_relaxed);
+    if (status.ok()) {
+      suspect_.store(false, std::memory_order_relaxed);
+      RestoreChannel(*current, deadline);
+    }
     if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) {
       last_answer = system_clock::now();
     } else if (system_clock::now() - last_answer >= options_.deadline) {

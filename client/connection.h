@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -18,6 +19,7 @@
 #include "client/types.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
+#include "proto/shm/client_channel.h"
 #include "storage/base/mutex.h"
 #include "wavekv/v1/wavekv.grpc.pb.h"
 
@@ -28,6 +30,7 @@ struct Attachment {
   std::string secret;
   uint64_t epoch = 0;  // Of the daemon process.
   std::chrono::milliseconds lease{0};
+  std::string data_socket;  // Empty: the daemon offers none.
   ClientInfo info;
 };
 
@@ -65,6 +68,15 @@ class Connection {
       absl::FunctionRef<grpc::Status(v1::WaveKV::Stub&, grpc::ClientContext*, const Attachment&)>;
   absl::Status Run(const CallOptions& call, Attempt attempt);
 
+  // Makes a call over the data plane: `exchange` says how far it came, and the daemon's verdict
+  // when it was answered. Errors as Run's. Empty: there is no data plane, it has gone, or the call
+  // is too large for it, so that it is to be made with Run, in what is left of `call`'s deadline.
+  using Exchange = absl::FunctionRef<shm::CallState(shm::ClientChannel&, shm::TimePoint deadline,
+                                                    absl::Status* verdict)>;
+  std::optional<absl::Status> RunLocal(CallOptions* call, Exchange exchange);
+  // Whether there is a data plane; if not, why not.
+  bool has_data_plane(std::string* absent) const;
+
   const ClientOptions& options() const { return options_; }
   // The latest one, valid or not: a lost lease is found out by the next call.
   std::shared_ptr<const Attachment> attachment() const;
@@ -90,10 +102,24 @@ class Connection {
   // Keeps the first usable wave buffer of a reply, and what is known when there is none.
   void NoteWaveBuffers(const google::protobuf::RepeatedPtrField<v1::WaveBufferInfo>& buffers);
 
+  // A channel for an attachment, or why there is none.
+  absl::StatusOr<std::shared_ptr<shm::ClientChannel>> OpenChannel(const Attachment& attachment,
+                                                                  TimePoint deadline) const;
+  void KeepChannelLocked(const absl::StatusOr<std::shared_ptr<shm::ClientChannel>>& channel)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Null: whichever there is.
+  void DropChannel(const std::shared_ptr<shm::ClientChannel>& channel, std::string why);
+  // The heartbeat's: tries again where a channel is missing that could be there.
+  void RestoreChannel(const std::shared_ptr<const Attachment>& attachment, TimePoint deadline);
+
   void Prepare(const Attachment& attachment, TimePoint deadline,
                grpc::ClientContext* context) const;
   // Cuts gRPC's reconnect backoff short, so that a daemon that is back is found at once.
   void NudgeChannel(TimePoint deadline);
+  // Of a call without an answer: DeadlineExceeded when the daemon answers others, or Unavailable.
+  absl::Status JudgeTimeout(const CallOptions& call,
+                            const std::shared_ptr<const Attachment>& attachment,
+                            TimePoint deadline);
   // What a failed call means; asks with a heartbeat where its own status cannot tell.
   absl::Status Judge(const CallOptions& call, const grpc::Status& status,
                      const std::shared_ptr<const Attachment>& attachment, TimePoint deadline);
@@ -124,6 +150,9 @@ class Connection {
   std::shared_ptr<const Attachment> attachment_ ABSL_GUARDED_BY(mutex_);
   BufferAccess buffer_access_ ABSL_GUARDED_BY(mutex_);
   bool attached_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<shm::ClientChannel> data_channel_
+      ABSL_GUARDED_BY(mutex_);                               // Of attachment_, or null.
+  std::string data_channel_absent_ ABSL_GUARDED_BY(mutex_);  // Why it is null.
   bool attaching_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // RPCs under way. Long ones (builds, inserts) are cancelled once the daemon has been silent for

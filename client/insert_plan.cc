@@ -1,6 +1,7 @@
 #include "client/insert_plan.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -30,8 +31,12 @@ absl::StatusOr<std::vector<InsertPiece>> PlanInsert(const InsertExtent& extent, 
   return pieces;
 }
 
-void GatherPiece(const Tensor& source, const InsertExtent& extent, const InsertPiece& piece,
-                 std::string* target) {
+namespace {
+
+// Calls append(bytes, count) for each contiguous part of the piece, in order.
+template <class Append>
+void ForEachPart(const Tensor& source, const InsertExtent& extent, const InsertPiece& piece,
+                 Append append) {
   // Both layouts are [layers, outer, tokens, row]: NHD has one outer slice per layer.
   const size_t dim = static_cast<size_t>(source.shape.back());
   const size_t heads = static_cast<size_t>(
@@ -39,17 +44,35 @@ void GatherPiece(const Tensor& source, const InsertExtent& extent, const InsertP
   const bool head_major = source.layout == Layout::kHND;
   const size_t outer = head_major ? heads : 1;
   const size_t row_bytes = DTypeBytes(source.dtype) * dim * (head_major ? 1 : heads);
-  const char* const data = static_cast<const char*>(source.data);
+  const auto* const data = static_cast<const std::byte*>(source.data);
 
-  target->clear();
-  target->reserve(piece.layer_count * outer * piece.token_count * row_bytes);
   for (uint32_t layer = 0; layer < piece.layer_count; ++layer) {
     for (size_t slice = 0; slice < outer; ++slice) {
       const size_t first_row =
           ((piece.first_layer + layer) * outer + slice) * extent.tokens + piece.first_token;
-      target->append(data + first_row * row_bytes, piece.token_count * row_bytes);
+      append(data + first_row * row_bytes, piece.token_count * row_bytes);
     }
   }
+}
+
+}  // namespace
+
+void GatherPiece(const Tensor& source, const InsertExtent& extent, const InsertPiece& piece,
+                 std::string* target) {
+  target->clear();
+  target->reserve(piece.layer_count * piece.token_count *
+                  (source.bytes() / (extent.layers * extent.tokens)));
+  ForEachPart(source, extent, piece, [target](const std::byte* bytes, size_t count) {
+    target->append(reinterpret_cast<const char*>(bytes), count);
+  });
+}
+
+void GatherPiece(const Tensor& source, const InsertExtent& extent, const InsertPiece& piece,
+                 std::byte* target) {
+  ForEachPart(source, extent, piece, [&target](const std::byte* bytes, size_t count) {
+    std::memcpy(target, bytes, count);
+    target += count;
+  });
 }
 
 }  // namespace wavekv::client

@@ -2,6 +2,7 @@
 // one copy. Pure functions, internal to the SDK.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -33,5 +34,8 @@ absl::StatusOr<std::vector<InsertPiece>> PlanInsert(const InsertExtent& extent, 
 // `source`: [layer_count, token_count, heads, dim] or, HND, [layer_count, heads, token_count, dim].
 void GatherPiece(const Tensor& source, const InsertExtent& extent, const InsertPiece& piece,
                  std::string* target);
+// The same into memory that has room for them.
+void GatherPiece(const Tensor& source, const InsertExtent& extent, const InsertPiece& piece,
+                 std::byte* target);
 
 }  // namespace wavekv::client

@@ -24,7 +24,7 @@ uint64_t Sequence::token_count(uint32_t layer) const { return impl_->TokenCount(
 
 absl::Status Sequence::Insert(uint64_t first_position, std::span<const uint32_t> layers,
                               const Tensor& keys, const Tensor& values) {
-  return impl_->RunInsert(first_position, layers, keys, values);
+  return impl_->Insert(first_position, layers, keys, values);
 }
 
 absl::StatusOr<BuildResult> Sequence::BuildIndex(
@@ -36,39 +36,20 @@ absl::StatusOr<BuildResult> Sequence::BuildIndex(
 
 absl::StatusOr<Attention> Sequence::Attend(uint32_t layer, const Tensor& queries,
                                            const AttendOptions& options) {
-  v1::AttendRequest request;
-  WAVEKV_RETURN_IF_ERROR(impl_->FillAttendItem(layer, queries, options, request.add_items()));
-  v1::AttendReply reply;
-  WAVEKV_RETURN_IF_ERROR(RunAttend(*impl_->connection, impl_->epoch, request, &reply));
-  return impl_->TakeAttention(request.items(0), reply.results(0));
+  return impl_->Attend(layer, queries, options);
 }
 
 absl::StatusOr<QueryResult> Sequence::Query(uint32_t layer, const Tensor& queries,
                                             const QueryOptions& options) {
   const StepLedger::Ticket ticket = impl_->steps.Begin();
-  absl::StatusOr<QueryResult> result = impl_->RunQuery(layer, queries, options, ticket);
+  absl::StatusOr<QueryResult> result = impl_->Query(layer, queries, options, ticket);
   impl_->steps.Finish(ticket);
   return result;
 }
 
 absl::StatusOr<Estimation> Sequence::Estimate(uint32_t layer, const Tensor& queries,
                                               const std::optional<Budget>& budget) {
-  WAVEKV_RETURN_IF_ERROR(CheckQueries(impl_->shape, layer, queries));
-  if (budget.has_value()) WAVEKV_RETURN_IF_ERROR(CheckBudget(*budget));
-  v1::EstimateRequest request;
-  impl_->FillRef(request.mutable_sequence());
-  request.set_layer(layer);
-  ToWire(queries, request.mutable_queries());
-  SetBudget(budget, &request);
-  v1::EstimateReply reply;
-  WAVEKV_RETURN_IF_ERROR(impl_->connection->Run(
-      impl_->Call("Estimate"),
-      [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
-        return stub.Estimate(context, request, &reply);
-      }));
-  WAVEKV_RETURN_IF_ERROR(
-      impl_->CheckGeneration(request.sequence().generation(), reply.generation()));
-  return FromWire(reply, impl_->shape);
+  return impl_->Estimate(layer, queries, budget);
 }
 
 absl::StatusOr<std::unique_ptr<Sequence>> Sequence::Fork(uint64_t token_count, uint64_t max_tokens,
@@ -172,7 +153,7 @@ absl::StatusOr<Attention> Sequence::AttendStaged(uint32_t layer, const Tensor& q
                      " was created without SequenceOptions::attach_wave_buffer"));
   }
   const StepLedger::Ticket ticket = impl_->steps.Begin();
-  const absl::StatusOr<QueryResult> query = impl_->RunQuery(layer, queries, options, ticket);
+  const absl::StatusOr<QueryResult> query = impl_->Query(layer, queries, options, ticket);
   absl::StatusOr<Attention> attention =
       query.ok() ? impl_->AttendStep(queries, *query) : absl::StatusOr<Attention>(query.status());
   impl_->steps.Finish(ticket);

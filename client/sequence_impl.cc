@@ -5,29 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/attend_rows.h"
-#include "client/insert_plan.h"
+#include "client/calls.h"
+#include "client/data_wire.h"
 #include "client/validation.h"
-#include "client/wire.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv::client {
-namespace {
-
-// One Insert message: large enough that its fixed cost is small, small enough that daemon and
-// client overlap. The daemon's own limit, less the room for the message's other fields, may be
-// lower.
-constexpr size_t kInsertBytesMax = size_t{4} << 20;
-constexpr size_t kInsertHeaderBytes = 8192;  // 1024 layer numbers, shapes and field tags.
-
-// keys or values of one piece: the extents of the axes, in the layout of `source`.
-std::vector<int64_t> PieceShape(const Tensor& source, const InsertPiece& piece, uint32_t heads,
-                                uint32_t dim) {
-  const auto tokens = static_cast<int64_t>(piece.token_count);
-  if (source.layout == Layout::kNHD) return {piece.layer_count, tokens, heads, dim};
-  return {piece.layer_count, heads, tokens, dim};
-}
-
-}  // namespace
 
 Sequence::Impl::Impl(std::shared_ptr<Connection> connection_in, ModelShape shape_in, uint64_t id_in,
                      uint64_t epoch_in, uint64_t generation_in)
@@ -60,10 +43,6 @@ Connection::CallOptions Sequence::Impl::Call(const char* name) const {
   return {.name = name, .deadline = connection->options().deadline, .epoch = epoch};
 }
 
-Connection::CallOptions Sequence::Impl::LongCall(const char* name) const {
-  return {.name = name, .deadline = connection->options().build_deadline, .epoch = epoch};
-}
-
 uint64_t Sequence::Impl::TokenCount(uint32_t layer) const {
   MutexLock lock(&mutex_);
   return layer < token_counts_.size() ? token_counts_[layer] : 0;
@@ -81,104 +60,90 @@ void Sequence::Impl::CapTokenCounts(uint64_t token_count, uint64_t new_generatio
   for (uint64_t& count : token_counts_) count = std::min(count, token_count);
 }
 
-absl::Status Sequence::Impl::RunInsert(uint64_t first_position, std::span<const uint32_t> layers,
-                                       const Tensor& keys, const Tensor& values) {
+absl::Status Sequence::Impl::Insert(uint64_t first_position, std::span<const uint32_t> layers,
+                                    const Tensor& keys, const Tensor& values) {
   WAVEKV_ASSIGN_OR_RETURN(const InsertExtent extent, CheckInsert(shape, layers, keys, values));
-  const uint64_t message_bytes_max = connection->attachment()->info.message_bytes_max;
-  const size_t bytes_max = std::min<uint64_t>(
-      message_bytes_max == 0 ? kInsertBytesMax : message_bytes_max, kInsertBytesMax);
-  WAVEKV_ASSIGN_OR_RETURN(
-      const std::vector<InsertPiece> pieces,
-      PlanInsert(extent, shape.token_bytes(), bytes_max - std::min(bytes_max, kInsertHeaderBytes)));
-
-  v1::InsertRequest request;  // Reused, so that its buffers are allocated once.
-  FillRef(request.mutable_sequence());
-  const uint64_t sent_generation = request.sequence().generation();
-  v1::InsertReply reply;
-  WAVEKV_RETURN_IF_ERROR(connection->Run(
-      LongCall("Insert"),
-      [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
-        const auto writer = stub.Insert(context, &reply);
-        for (const InsertPiece& piece : pieces) {
-          request.set_first_position(first_position + piece.first_token);
-          const auto first_layer = layers.begin() + piece.first_layer;
-          request.mutable_layers()->Assign(first_layer, first_layer + piece.layer_count);
-          DescribeTensor(keys, PieceShape(keys, piece, shape.kv_head_count, shape.key_dim),
-                         request.mutable_keys());
-          GatherPiece(keys, extent, piece, request.mutable_keys()->mutable_data());
-          DescribeTensor(values, PieceShape(values, piece, shape.kv_head_count, shape.value_dim),
-                         request.mutable_values());
-          GatherPiece(values, extent, piece, request.mutable_values()->mutable_data());
-          if (!writer->Write(request)) break;  // Finish says why.
-        }
-        writer->WritesDone();
-        return writer->Finish();
-      }));
-  WAVEKV_RETURN_IF_ERROR(CheckGeneration(sent_generation, reply.generation()));
-  if (reply.inserted_messages() != pieces.size()) {
-    return absl::InternalError(absl::StrCat("Insert into sequence ", id, ": the daemon took ",
-                                            reply.inserted_messages(), " of ", pieces.size(),
-                                            " messages and called it done"));
-  }
+  const InsertCall call{.sequence_id = id,
+                        .generation = generation.load(std::memory_order_acquire),
+                        .first_position = first_position,
+                        .layers = layers,
+                        .keys = &keys,
+                        .values = &values,
+                        .extent = extent};
+  WAVEKV_ASSIGN_OR_RETURN(const uint64_t found, RunInsert(*connection, epoch, call, shape));
+  WAVEKV_RETURN_IF_ERROR(CheckGeneration(call.generation, found));
   for (const uint32_t layer : layers) {
-    RaiseTokenCount(layer, first_position + extent.tokens, sent_generation);
+    RaiseTokenCount(layer, first_position + extent.tokens, call.generation);
   }
   return absl::OkStatus();
 }
 
-absl::Status Sequence::Impl::FillAttendItem(uint32_t layer, const Tensor& queries,
-                                            const AttendOptions& options,
-                                            v1::AttendItem* item) const {
+absl::StatusOr<shm::LayerQueryRequest> Sequence::Impl::PrepareQuery(
+    uint32_t layer, const Tensor& queries, const std::optional<Budget>& budget) const {
   WAVEKV_RETURN_IF_ERROR(CheckQueries(shape, layer, queries));
-  WAVEKV_RETURN_IF_ERROR(CheckAppend(shape, options.append_keys, options.append_values));
-  if (options.budget.has_value()) WAVEKV_RETURN_IF_ERROR(CheckBudget(*options.budget));
-  FillRef(item->mutable_sequence());
-  item->set_layer(layer);
-  ToWire(queries, item->mutable_queries());
-  SetBudget(options.budget, item);
-  item->set_exact(options.exact);
-  if (!options.append_keys.has_value()) return absl::OkStatus();
-  ToWire(*options.append_keys, item->mutable_append_keys());
-  ToWire(*options.append_values, item->mutable_append_values());
-  item->set_append_position(TokenCount(layer));
-  return absl::OkStatus();
+  if (budget.has_value()) WAVEKV_RETURN_IF_ERROR(CheckBudget(*budget));
+  return shm::LayerQueryRequest{.sequence_id = id,
+                                .generation = generation.load(std::memory_order_acquire),
+                                .layer = layer,
+                                .budget = ToRef(budget),
+                                .queries = ToRef(queries)};
 }
 
-absl::StatusOr<Attention> Sequence::Impl::TakeAttention(const v1::AttendItem& item,
-                                                        const v1::AttendResult& result) {
-  if (result.error_code() != 0) {
-    const bool known =
-        result.error_code() <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
-    return absl::Status(
-        known ? static_cast<absl::StatusCode>(result.error_code()) : absl::StatusCode::kUnknown,
-        result.error_message());
-  }
-  WAVEKV_ASSIGN_OR_RETURN(Attention attention, FromWire(result, shape));
-  WAVEKV_RETURN_IF_ERROR(CheckGeneration(item.sequence().generation(), attention.generation));
-  RaiseTokenCount(item.layer(), attention.token_count, attention.generation);
+absl::StatusOr<shm::AttendItemRequest> Sequence::Impl::PrepareAttend(
+    uint32_t layer, const StepTensors& tensors, const std::optional<Budget>& budget,
+    bool exact) const {
+  shm::AttendItemRequest item;
+  WAVEKV_ASSIGN_OR_RETURN(item.query, PrepareQuery(layer, tensors.queries, budget));
+  WAVEKV_RETURN_IF_ERROR(CheckAppend(shape, tensors.append_keys, tensors.append_values));
+  item.append_keys = ToRef(tensors.append_keys);
+  item.append_values = ToRef(tensors.append_values);
+  if (item.append_keys.has_value()) item.append_position = TokenCount(layer);
+  item.exact = exact;
+  return item;
+}
+
+absl::StatusOr<Attention> Sequence::Impl::TakeAttention(const shm::AttendItemRequest& item,
+                                                        absl::StatusOr<Attention> attention) {
+  if (!attention.ok()) return attention;
+  WAVEKV_RETURN_IF_ERROR(CheckGeneration(item.query.generation, attention->generation));
+  RaiseTokenCount(item.query.layer, attention->token_count, attention->generation);
   return attention;
 }
 
-absl::StatusOr<QueryResult> Sequence::Impl::RunQuery(uint32_t layer, const Tensor& queries,
-                                                     const QueryOptions& options,
-                                                     const StepLedger::Ticket& ticket) {
-  WAVEKV_RETURN_IF_ERROR(CheckQueries(shape, layer, queries));
-  if (options.budget.has_value()) WAVEKV_RETURN_IF_ERROR(CheckBudget(*options.budget));
-  v1::QueryRequest request;
-  FillRef(request.mutable_sequence());
-  request.set_layer(layer);
-  ToWire(queries, request.mutable_queries());
-  SetBudget(options.budget, &request);
-  request.set_inline_(options.inline_rows);
-  request.set_completed_step(ticket.completed_step);
-  v1::QueryReply reply;
-  WAVEKV_RETURN_IF_ERROR(connection->Run(
-      Call("Query"), [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
-        return stub.Query(context, request, &reply);
-      }));
-  steps.Staged(ticket, reply.step());
-  WAVEKV_RETURN_IF_ERROR(CheckGeneration(request.sequence().generation(), reply.generation()));
-  return FromWire(reply, shape);
+absl::StatusOr<Attention> Sequence::Impl::Attend(uint32_t layer, const Tensor& queries,
+                                                 const AttendOptions& options) {
+  WAVEKV_ASSIGN_OR_RETURN(
+      const shm::AttendItemRequest item,
+      PrepareAttend(layer, {queries, options.append_keys, options.append_values}, options.budget,
+                    options.exact));
+  absl::StatusOr<Attention> result = absl::UnknownError("no answer was read");
+  WAVEKV_RETURN_IF_ERROR(RunAttend(
+      *connection, epoch, {&item, 1}, [this](size_t) -> const ModelShape& { return shape; },
+      [&result](size_t, absl::StatusOr<Attention> attention) { result = std::move(attention); }));
+  return TakeAttention(item, std::move(result));
+}
+
+absl::StatusOr<Estimation> Sequence::Impl::Estimate(uint32_t layer, const Tensor& queries,
+                                                    const std::optional<Budget>& budget) {
+  WAVEKV_ASSIGN_OR_RETURN(const shm::LayerQueryRequest request,
+                          PrepareQuery(layer, queries, budget));
+  WAVEKV_ASSIGN_OR_RETURN(Estimation estimation, RunEstimate(*connection, epoch, request, shape));
+  WAVEKV_RETURN_IF_ERROR(CheckGeneration(request.generation, estimation.generation));
+  return estimation;
+}
+
+absl::StatusOr<QueryResult> Sequence::Impl::Query(uint32_t layer, const Tensor& queries,
+                                                  const QueryOptions& options,
+                                                  const StepLedger::Ticket& ticket) {
+  shm::QueryRequest request;
+  WAVEKV_ASSIGN_OR_RETURN(request.query, PrepareQuery(layer, queries, options.budget));
+  request.inline_rows = options.inline_rows;
+  request.completed_step = ticket.completed_step;
+  WAVEKV_ASSIGN_OR_RETURN(QueryResult result,
+                          RunQuery(*connection, epoch, request, shape, &query_reply_bytes));
+  steps.Staged(ticket, result.step);
+  WAVEKV_RETURN_IF_ERROR(CheckGeneration(request.query.generation, result.generation));
+  return result;
 }
 
 absl::StatusOr<Attention> Sequence::Impl::AttendStep(const Tensor& queries,

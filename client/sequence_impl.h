@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "client/connection.h"
 #include "client/session.h"
 #include "client/step_ledger.h"
+#include "proto/shm/requests.h"
 #include "storage/base/mutex.h"
 
 namespace wavekv::client {
@@ -22,21 +24,34 @@ struct Sequence::Impl {
   Impl(std::shared_ptr<Connection> connection, ModelShape shape, uint64_t id, uint64_t epoch,
        uint64_t generation);
 
-  // Checks the step and writes it, its append position included.
-  absl::Status FillAttendItem(uint32_t layer, const Tensor& queries, const AttendOptions& options,
-                              v1::AttendItem* item) const;
-  // Checks and converts the result of `item`, and notes the layer's new token count.
-  absl::StatusOr<Attention> TakeAttention(const v1::AttendItem& item,
-                                          const v1::AttendResult& result);
+  // The shape and bytes of a step's tensors, borrowed: they must outlive what PrepareAttend
+  // returns.
+  struct StepTensors {
+    const Tensor& queries;
+    const std::optional<Tensor>& append_keys;
+    const std::optional<Tensor>& append_values;
+  };
+  // A step, checked, with its append position.
+  absl::StatusOr<shm::AttendItemRequest> PrepareAttend(uint32_t layer, const StepTensors& tensors,
+                                                       const std::optional<Budget>& budget,
+                                                       bool exact) const;
+  // Checks the result of `item`, and notes the layer's new token count.
+  absl::StatusOr<Attention> TakeAttention(const shm::AttendItemRequest& item,
+                                          absl::StatusOr<Attention> attention);
+  absl::StatusOr<Attention> Attend(uint32_t layer, const Tensor& queries,
+                                   const AttendOptions& options);
+  // A query of one layer, checked. Borrows the tensor.
+  absl::StatusOr<shm::LayerQueryRequest> PrepareQuery(uint32_t layer, const Tensor& queries,
+                                                      const std::optional<Budget>& budget) const;
   // The attention of a query whose rows lie in the wave buffer.
   absl::StatusOr<Attention> AttendStep(const Tensor& queries, const QueryResult& query);
   // Query; the rows it staged may be read until `ticket` is finished.
-  absl::StatusOr<QueryResult> RunQuery(uint32_t layer, const Tensor& queries,
-                                       const QueryOptions& options,
-                                       const StepLedger::Ticket& ticket);
-  // Sends the pieces of one insert as one stream.
-  absl::Status RunInsert(uint64_t first_position, std::span<const uint32_t> layers,
-                         const Tensor& keys, const Tensor& values);
+  absl::StatusOr<QueryResult> Query(uint32_t layer, const Tensor& queries,
+                                    const QueryOptions& options, const StepLedger::Ticket& ticket);
+  absl::StatusOr<Estimation> Estimate(uint32_t layer, const Tensor& queries,
+                                      const std::optional<Budget>& budget);
+  absl::Status Insert(uint64_t first_position, std::span<const uint32_t> layers, const Tensor& keys,
+                      const Tensor& values);
 
   void FillRef(v1::SequenceRef* ref) const;
   // The error of a call whose sequence belongs to an earlier life of the daemon.
@@ -44,7 +59,6 @@ struct Sequence::Impl {
   // Internal unless a reply's generation is the one that was asked for: no answer of another.
   absl::Status CheckGeneration(uint64_t sent, uint64_t found) const;
   Connection::CallOptions Call(const char* name) const;
-  Connection::CallOptions LongCall(const char* name) const;
 
   uint64_t TokenCount(uint32_t layer) const;
   // By a reply of `of_generation`; ignored when a truncate has come between.
@@ -61,6 +75,7 @@ struct Sequence::Impl {
   uint64_t max_tokens = 0;        // Fixed once created.
   bool attach_wave_buffer = false;
   StepLedger steps;
+  std::atomic<uint64_t> query_reply_bytes{0};  // Of the last one.
 
  private:
   mutable Mutex mutex_;

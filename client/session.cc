@@ -31,6 +31,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Connect(ClientOptions options)
 ClientInfo Session::info() const {
   ClientInfo info = impl_->connection->attachment()->info;
   info.has_wave_buffer = !impl_->connection->buffer_access().ticket.empty();
+  info.shared_memory = impl_->connection->has_data_plane(&info.shared_memory_absent);
   return info;
 }
 
@@ -73,18 +74,20 @@ absl::StatusOr<std::vector<absl::StatusOr<Attention>>> Session::AttendBatch(
   const size_t batch_max = std::max<uint32_t>(attachment->info.batch_max, 1);
   std::vector<absl::StatusOr<Attention>> results(items.size(), absl::UnknownError("not attended"));
   std::vector<size_t> sent;  // Indices of the items of the request being filled.
-  v1::AttendRequest request;
+  std::vector<shm::AttendItemRequest> request;
 
   const auto flush = [&]() -> absl::Status {
     if (sent.empty()) return absl::OkStatus();
-    v1::AttendReply reply;
-    WAVEKV_RETURN_IF_ERROR(RunAttend(connection, attachment->epoch, request, &reply));
-    for (size_t i = 0; i < sent.size(); ++i) {
-      Sequence::Impl& sequence = *items[sent[i]].sequence->impl_;
-      const int item = static_cast<int>(i);
-      results[sent[i]] = sequence.TakeAttention(request.items(item), reply.results(item));
-    }
-    request.Clear();
+    const auto sequence_of = [&](size_t i) -> Sequence::Impl& {
+      return *items[sent[i]].sequence->impl_;
+    };
+    WAVEKV_RETURN_IF_ERROR(RunAttend(
+        connection, attachment->epoch, request,
+        [&](size_t i) -> const ModelShape& { return sequence_of(i).shape; },
+        [&](size_t i, absl::StatusOr<Attention> attention) {
+          results[sent[i]] = sequence_of(i).TakeAttention(request[i], std::move(attention));
+        }));
+    request.clear();
     sent.clear();
     return absl::OkStatus();
   };
@@ -101,19 +104,13 @@ absl::StatusOr<std::vector<absl::StatusOr<Attention>>> Session::AttendBatch(
       results[i] = item.sequence->impl_->Gone("Attend");
       continue;
     }
-    v1::AttendItem wire_item;
-    const absl::Status status =
-        item.sequence->impl_->FillAttendItem(item.layer, item.queries,
-                                             {.append_keys = item.append_keys,
-                                              .append_values = item.append_values,
-                                              .budget = item.budget,
-                                              .exact = item.exact},
-                                             &wire_item);
-    if (!status.ok()) {
-      results[i] = status;
+    absl::StatusOr<shm::AttendItemRequest> prepared = item.sequence->impl_->PrepareAttend(
+        item.layer, {item.queries, item.append_keys, item.append_values}, item.budget, item.exact);
+    if (!prepared.ok()) {
+      results[i] = prepared.status();
       continue;
     }
-    *request.add_items() = std::move(wire_item);
+    request.push_back(*std::move(prepared));
     sent.push_back(i);
     if (sent.size() == batch_max) WAVEKV_RETURN_IF_ERROR(flush());
   }

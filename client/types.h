@@ -167,6 +167,9 @@ struct ClientOptions {
   std::chrono::milliseconds deadline{30000};         // Of one call, streams and builds excepted.
   std::chrono::milliseconds build_deadline{600000};  // Of BuildIndex and of one Insert call.
   std::chrono::milliseconds lease{0};                // 0: the daemon's default.
+  // Insert, Query, Estimate and Attend over shared memory where the daemon offers it; false: over
+  // gRPC, always.
+  bool shared_memory = true;
 };
 
 struct ClientInfo {
@@ -177,6 +180,9 @@ struct ClientInfo {
   uint64_t tenant_bytes_max = 0;
   uint32_t batch_max = 0;
   bool has_wave_buffer = false;
+  // Whether calls go over shared memory now; if not, why not.
+  bool shared_memory = false;
+  std::string shared_memory_absent;
 };
 
 }  // namespace wavekv::client

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/data_wire.h"
 #include "proto/rpc/tensor_wire.h"
 #include "storage/base/status_macros.h"
 
@@ -97,20 +98,18 @@ absl::StatusOr<HeadZones> HeadFromWire(const v1::HeadZones& head, const ModelSha
   return zones;
 }
 
-}  // namespace
-
-void ToWire(const Budget& budget, v1::Budget* target) {
+void FillBudget(const shm::BudgetRef& budget, v1::Budget* target) {
   switch (budget.kind) {
-    case Budget::Kind::kRatio:
+    case shm::BudgetRefKind::kRatio:
       target->set_ratio(budget.value);
       break;
-    case Budget::Kind::kClusters:
+    case shm::BudgetRefKind::kClusters:
       target->set_clusters(static_cast<uint32_t>(budget.value));
       break;
-    case Budget::Kind::kCoverage:
+    case shm::BudgetRefKind::kCoverage:
       target->set_coverage(budget.value);
       break;
-    case Budget::Kind::kError:
+    case shm::BudgetRefKind::kError:
       target->set_error(budget.value);
       break;
   }
@@ -118,6 +117,20 @@ void ToWire(const Budget& budget, v1::Budget* target) {
   target->set_sketch_clusters(budget.sketch_clusters);
   target->set_estimate_ratio(budget.estimate_ratio);
 }
+
+// What Attend's items, Query and Estimate have in common.
+template <class Message>
+void FillLayerQuery(const shm::LayerQueryRequest& query, Message* target) {
+  target->mutable_sequence()->set_sequence_id(query.sequence_id);
+  target->mutable_sequence()->set_generation(query.generation);
+  target->set_layer(query.layer);
+  ToWire(query.queries, target->mutable_queries());
+  if (query.budget.has_value()) FillBudget(*query.budget, target->mutable_budget());
+}
+
+}  // namespace
+
+void ToWire(const Budget& budget, v1::Budget* target) { FillBudget(ToRef(budget), target); }
 
 void ToWire(const SequenceOptions& options, v1::CreateSequenceRequest* request) {
   v1::ModelShape* const shape = request->mutable_shape();
@@ -159,9 +172,30 @@ void DescribeTensor(const Tensor& tensor, std::span<const int64_t> shape, v1::Te
   target->mutable_shape()->Assign(shape.begin(), shape.end());
 }
 
-void ToWire(const Tensor& tensor, v1::Tensor* target) {
-  DescribeTensor(tensor, tensor.shape, target);
-  target->set_data(tensor.data, tensor.bytes());
+void ToWire(const Tensor& tensor, v1::Tensor* target) { ToWire(ToRef(tensor), target); }
+
+void ToWire(const shm::TensorRef& tensor, v1::Tensor* target) {
+  target->set_dtype(ToWireDType(tensor.dtype));
+  target->set_layout(tensor.layout == shm::TensorLayout::kNHD ? v1::LAYOUT_NHD : v1::LAYOUT_HND);
+  target->mutable_shape()->Assign(tensor.shape.begin(), tensor.shape.end());
+  target->set_data(tensor.data.data(), tensor.data.size());
+}
+
+void ToWire(const shm::LayerQueryRequest& query, v1::QueryRequest* target) {
+  FillLayerQuery(query, target);
+}
+
+void ToWire(const shm::LayerQueryRequest& query, v1::EstimateRequest* target) {
+  FillLayerQuery(query, target);
+}
+
+void ToWire(const shm::AttendItemRequest& item, v1::AttendItem* target) {
+  FillLayerQuery(item.query, target);
+  target->set_exact(item.exact);
+  if (!item.append_keys.has_value() || !item.append_values.has_value()) return;
+  ToWire(*item.append_keys, target->mutable_append_keys());
+  ToWire(*item.append_values, target->mutable_append_values());
+  target->set_append_position(item.append_position);
 }
 
 StepCounters FromWire(const v1::StepCounters& counters) {

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/types.h"
+#include "proto/shm/requests.h"
 #include "wavekv/v1/wavekv.pb.h"
 
 namespace wavekv::client {
@@ -19,7 +20,12 @@ void SetBudget(const std::optional<Budget>& budget, Message* message) {
 }
 void ToWire(const SequenceOptions& options, v1::CreateSequenceRequest* request);
 // Copies the tensor's bytes.
+void ToWire(const shm::TensorRef& tensor, v1::Tensor* target);
 void ToWire(const Tensor& tensor, v1::Tensor* target);
+void ToWire(const shm::AttendItemRequest& item, v1::AttendItem* target);
+// Of a QueryRequest or an EstimateRequest: the fields that they share.
+void ToWire(const shm::LayerQueryRequest& query, v1::QueryRequest* target);
+void ToWire(const shm::LayerQueryRequest& query, v1::EstimateRequest* target);
 // dtype, layout and shape [layers, tokens, ...] without the bytes.
 void DescribeTensor(const Tensor& tensor, std::span<const int64_t> shape, v1::Tensor* target);
 

@@ -69,6 +69,10 @@ ABSL_FLAG(uint64_t, lease_ms, 30'000, "Lease of a client that asks for none");
 ABSL_FLAG(uint32_t, clients_max, 1024, "Most clients of a tenant");
 ABSL_FLAG(wavekv::ByteSize, message_bytes_max, wavekv::ByteSize{64ull << 20},
           "Largest message, request or reply");
+ABSL_FLAG(uint32_t, data_channels_max, 64,
+          "Most clients served over shared memory, a thread each; 0: none");
+ABSL_FLAG(wavekv::ByteSize, data_arena_bytes, wavekv::ByteSize{16ull << 20},
+          "Memory for the calls of one of them, taken as it is touched");
 ABSL_FLAG(uint32_t, build_threads, 0, "Threads that cluster segments; 0: from the CPUs it may use");
 ABSL_FLAG(uint32_t, compute_threads, 0, "Threads that attend; 0: from the CPUs it may use");
 ABSL_FLAG(uint32_t, worker_threads, 0, "Calls that work at once; 0: from the CPUs it may use");
@@ -143,6 +147,8 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags(const EngineOptions& engine
   options.lease.lease_ms = absl::GetFlag(FLAGS_lease_ms);
   options.lease.clients_max = absl::GetFlag(FLAGS_clients_max);
   options.message_bytes_max = absl::GetFlag(FLAGS_message_bytes_max).bytes;
+  options.data_channels_max = absl::GetFlag(FLAGS_data_channels_max);
+  options.data_arena_bytes = absl::GetFlag(FLAGS_data_arena_bytes).bytes;
   options.tenant_bytes_max = pool.tenant_bytes_max;
   options.sequences_max = engine.sequences_max;
   options.tokens_max = engine.tokens_max;

@@ -64,6 +64,7 @@ Json ToJson(const DaemonStats& stats) {
           {"rss_bytes", stats.rss_bytes},
           {"memory_available_bytes", stats.memory_available_bytes},
           {"cgroup_version", stats.cgroup_version},
+          {"data_channels", stats.data_channels},
           {"cgroup_limit_bytes", stats.cgroup_limit_bytes},
           {"memlock_limit_bytes", stats.memlock_limit_bytes},
           {"threads", stats.threads},

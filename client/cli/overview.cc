@@ -47,6 +47,11 @@ std::string ProcessLine(const DaemonStats& stats) {
       stats.cgroup_limit_bytes == 0 ? "without limit" : BytesText(stats.cgroup_limit_bytes), "\n");
 }
 
+std::string DataLine(const DaemonStats& stats) {
+  return absl::StrCat("  data     ", stats.data_channels,
+                      stats.data_channels == 1 ? " client" : " clients", " over shared memory\n");
+}
+
 std::string StepsText(const StepCounters& counters) {
   if (counters.kv_bytes_full == 0) return "no attention";
   const uint64_t blocks = counters.cache_hit_blocks + counters.cache_miss_blocks;
@@ -117,8 +122,9 @@ std::string RatesText(const DaemonStats& before, const DaemonStats& now, uint64_
 }  // namespace
 
 std::string StatusText(const std::string& address, const DaemonStats& stats) {
-  std::string text = absl::StrCat(DaemonLine(address, stats), PoolLines(stats), ProcessLine(stats),
-                                  "  steps    ", StepsText(stats.counters), " since start\n");
+  std::string text =
+      absl::StrCat(DaemonLine(address, stats), PoolLines(stats), ProcessLine(stats),
+                   DataLine(stats), "  steps    ", StepsText(stats.counters), " since start\n");
   Table tenants(
       {{"tenant", Align::kLeft}, {"sequences"}, {"clients"}, {"reserved"}, {"payload"}, {"limit"}});
   for (const TenantStats& tenant : stats.tenants) {

@@ -46,13 +46,16 @@ absl::StatusOr<CallScope> CallGuard::Authenticate(grpc::CallbackServerContext* c
   }
   if (epoch != core_->options.epoch) {
     context->AddTrailingMetadata(kStaleEpochKey, absl::StrCat(core_->options.epoch));
-    return absl::FailedPreconditionError(
-        absl::StrCat("stale epoch: the call is of daemon epoch ", epoch, ", this daemon has epoch ",
-                     core_->options.epoch,
-                     "; the daemon has been restarted and its sequences are gone: attach again"));
+    return StaleEpochError(epoch, core_->options.epoch);
   }
   WAVEKV_ASSIGN_OR_RETURN(scope.hold, core_->registry.Authenticate(scope.caller.tenant, *secret));
   return scope;
+}
+
+absl::Status StaleEpochError(uint64_t epoch, uint64_t daemon_epoch) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "stale epoch: the call is of daemon epoch ", epoch, ", this daemon has epoch ", daemon_epoch,
+      "; the daemon has been restarted and its sequences are gone: attach again"));
 }
 
 CallGuard::Identify IdentifyByToken(const TokenTable* tokens) {

@@ -29,6 +29,9 @@ class CallGuard {
   const Identify identify_;
 };
 
+// FailedPrecondition: the call is of the daemon's life `epoch`, and this is another.
+absl::Status StaleEpochError(uint64_t epoch, uint64_t daemon_epoch);
+
 // An Identify for TCP. `tokens` must outlive it.
 CallGuard::Identify IdentifyByToken(const TokenTable* tokens);
 

@@ -78,7 +78,8 @@ absl::StatusOr<ClientHold> ClientRegistry::Resume(ClientId id) {
   MutexLock lock(&mutex_);
   const auto found = clients_.find(id);
   if (found == clients_.end() || found->second.detached || IsOver(found->second)) {
-    return absl::UnauthenticatedError("the client's lease has ended while its stream was open");
+    return absl::UnauthenticatedError(
+        "the client's lease has ended while its stream or channel was open");
   }
   ++found->second.hold_count;
   return ClientHold(this, id);

@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/dataplane/data_plane.h"
 #include "daemon/server/handlers.h"
 #include "daemon/server/process_status.h"
 #include "daemon/server/tenant_scope.h"
@@ -96,6 +97,7 @@ absl::Status HandleGetStats(ServiceCore& core, const CallScope& scope,
   reply->set_pool_allocated_bytes(stats.pool.allocated_bytes);
   reply->set_index_bytes(stats.index_bytes);
   FillProcess(reply);
+  if (core.data_plane != nullptr) reply->set_data_channels(core.data_plane->channel_count());
   FillTenants(core, scope.caller, stats, reply);
   for (const WaveBufferStatus& status : stats.wave_buffers) {
     v1::WaveBufferStats* wave_buffer = reply->add_wave_buffers();

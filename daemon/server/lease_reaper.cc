@@ -1,6 +1,7 @@
 #include "daemon/server/lease_reaper.h"
 
 #include <chrono>
+#include <utility>
 
 #include "storage/base/log.h"
 
@@ -11,8 +12,12 @@ constexpr std::chrono::milliseconds kPeriod(250);
 
 }  // namespace
 
-LeaseReaper::LeaseReaper(ClientRegistry* registry, Engine* engine)
-    : registry_(registry), engine_(engine), thread_([this] { Run(); }) {}
+LeaseReaper::LeaseReaper(ClientRegistry* registry, Engine* engine,
+                         std::function<void(ClientId)> on_ended)
+    : registry_(registry),
+      engine_(engine),
+      on_ended_(std::move(on_ended)),
+      thread_([this] { Run(); }) {}
 
 LeaseReaper::~LeaseReaper() {
   {
@@ -31,6 +36,7 @@ void LeaseReaper::Run() {
       if (stopping_) return;
     }
     for (const ClientId client : registry_->TakeEnded()) {
+      on_ended_(client);
       const uint32_t dropped = engine_->ReleaseOwner(client);
       Log(LogLevel::kInfo, "client_ended",
           {{"client", client.value()}, {"sequences_dropped", dropped}});

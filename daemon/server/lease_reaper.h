@@ -1,6 +1,7 @@
 // The thread that ends leases, and with them what their owners left behind.
 #pragma once
 
+#include <functional>
 #include <thread>
 
 #include "daemon/engine/engine.h"
@@ -11,8 +12,9 @@ namespace wavekv {
 
 class LeaseReaper {
  public:
-  // Both must outlive the reaper.
-  LeaseReaper(ClientRegistry* registry, Engine* engine);
+  // Both must outlive the reaper. `on_ended` hears of each client whose lease is over, before what
+  // it owned is released; must not block.
+  LeaseReaper(ClientRegistry* registry, Engine* engine, std::function<void(ClientId)> on_ended);
   ~LeaseReaper();
 
  private:
@@ -20,6 +22,7 @@ class LeaseReaper {
 
   ClientRegistry* const registry_;
   Engine* const engine_;
+  const std::function<void(ClientId)> on_ended_;
   Mutex mutex_;
   CondVar wakeup_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

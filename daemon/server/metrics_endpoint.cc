@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/dataplane/data_plane.h"
 #include "daemon/server/process_status.h"
 #include "prometheus/collectable.h"
 #include "prometheus/exposer.h"
@@ -73,6 +74,8 @@ void CollectPool(const ServiceCore& core, const EngineStats& stats, Families* fa
           {"wavekv_build_queue", "Segments that wait to be clustered.", MetricType::Gauge,
            stats.build_queue},
           {"wavekv_clients", "Clients with a lease.", MetricType::Gauge, core.registry.Count()},
+          {"wavekv_data_channels", "Clients that are served over shared memory.", MetricType::Gauge,
+           core.data_plane == nullptr ? 0 : core.data_plane->channel_count()},
           {"wavekv_calls_running", "Calls that have not ended.", MetricType::Gauge,
            core.calls.running_count()},
           {"wavekv_uptime_seconds", "Time since start.", MetricType::Gauge,

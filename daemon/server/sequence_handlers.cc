@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/dataplane/data_plane.h"
 #include "daemon/server/handlers.h"
 #include "daemon/server/tenant_scope.h"
 #include "daemon/server/wire_replies.h"
@@ -64,6 +65,10 @@ absl::Status HandleAttach(ServiceCore& core, const CallScope& scope,
   reply->set_lease_ms(lease.lease_ms);
   FillLimits(core, caller.tenant, reply->mutable_limits());
   reply->set_tenant(caller.tenant);
+  // Over TCP there is no way to pass a descriptor.
+  if (caller.uid >= 0 && core.data_plane != nullptr) {
+    reply->set_data_socket(core.data_plane->path());
+  }
   FillWaveBuffers(core, caller, reply);
   reply->set_daemon_version(WAVEKV_VERSION);
   return absl::OkStatus();

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/dataplane/data_plane.h"
+#include "daemon/server/data_leases.h"
 #include "daemon/server/grpc_host.h"
 #include "daemon/server/lease_reaper.h"
 #include "daemon/server/metrics_endpoint.h"
@@ -39,16 +41,20 @@ struct Server::Impl {
   Impl(const ServerOptions& options, Engine* engine, UidIdentities uid_identities)
       : identities(std::move(uid_identities)),
         core(options, engine, RealClock()),
-        host(&core, &identities) {}
+        host(&core, &identities),
+        data_leases(&core, &identities) {}
 
   absl::Status Listen();
+  absl::Status StartDataPlane(const std::string& socket_path);
   void Accept(UniqueFd connection, const PeerCredentials& peer);
 
   const UidIdentities identities;
   std::optional<TokenTable> tokens;
   ServiceCore core;
   GrpcHost host;
+  DataLeases data_leases;
   std::unique_ptr<UnixAcceptor> acceptor;
+  std::unique_ptr<DataPlane> data_plane;  // After the acceptor, whose lock guards its path, too.
   std::unique_ptr<MetricsEndpoint> metrics;
   std::unique_ptr<LeaseReaper> reaper;
   std::string unix_address;
@@ -63,11 +69,14 @@ absl::Status Server::Impl::Listen() {
     WAVEKV_RETURN_IF_ERROR(MakeSocketDirectory(address.path));
     WAVEKV_ASSIGN_OR_RETURN(acceptor, UnixAcceptor::Listen(address.path, options.socket_mode));
     unix_address = address.ToString();
+    if (options.data_channels_max > 0) WAVEKV_RETURN_IF_ERROR(StartDataPlane(address.path));
   }
   if (!options.metrics_address.empty()) {
     WAVEKV_ASSIGN_OR_RETURN(metrics, MetricsEndpoint::Start(options.metrics_address, &core));
   }
-  reaper = std::make_unique<LeaseReaper>(&core.registry, core.engine);
+  reaper = std::make_unique<LeaseReaper>(&core.registry, core.engine, [this](ClientId client) {
+    if (data_plane != nullptr) data_plane->Drop(client);
+  });
   if (!options.listen_tcp.empty()) {
     WAVEKV_ASSIGN_OR_RETURN(tokens, TokenTable::Load(options.token_file));
     WAVEKV_ASSIGN_OR_RETURN(tcp_address, host.ServeTcp(options.listen_tcp, &*tokens));
@@ -77,6 +86,27 @@ absl::Status Server::Impl::Listen() {
       Accept(std::move(connection), peer);
     });
   }
+  return absl::OkStatus();
+}
+
+absl::Status Server::Impl::StartDataPlane(const std::string& socket_path) {
+  const ServerOptions& options = core.options;
+  const DataPlaneOptions plane{.path = absl::StrCat(socket_path, ".data"),
+                               .socket_mode = options.socket_mode,
+                               .channels_max = options.data_channels_max,
+                               .arena_bytes = options.data_arena_bytes,
+                               .batch_max = options.batch_max};
+  absl::StatusOr<std::unique_ptr<DataPlane>> started =
+      DataPlane::Start(plane, core.engine, &data_leases);
+  if (!started.ok()) {
+    return absl::Status(started.status().code(),
+                        absl::StrCat("the shared-memory data plane at ", plane.path,
+                                     " cannot start: ", started.status().message(),
+                                     "; choose another --listen, or do without it by "
+                                     "--data_channels_max=0"));
+  }
+  data_plane = *std::move(started);
+  core.data_plane = data_plane.get();
   return absl::OkStatus();
 }
 
@@ -114,6 +144,7 @@ void Server::Shutdown() {
   if (!impl_->core.calls.WaitIdle(grace)) {
     Log(LogLevel::kWarning, "calls_cancelled", {{"calls", impl_->core.calls.running_count()}});
   }
+  if (impl_->data_plane != nullptr) impl_->data_plane->Stop();
   impl_->host.Shutdown();
   impl_->acceptor.reset();
   impl_->metrics.reset();

@@ -16,6 +16,10 @@ namespace {
 
 constexpr uint64_t kMessageBytesMin = 1ull << 20;
 constexpr uint64_t kMessageBytesMax = 1ull << 30;  // gRPC counts a message's bytes in an int.
+constexpr uint64_t kDataChannelsMax = 1024;
+constexpr uint64_t kDataArenaBytesMin = 1ull << 20;
+constexpr uint64_t kDataArenaBytesMax = 4ull << 30;
+constexpr uint64_t kDataArenaBytesStep = 4096;
 constexpr uint64_t kShutdownGraceMsMax = 600'000;
 
 absl::Status CheckRange(const char* flag, uint64_t value, uint64_t low, uint64_t high) {
@@ -77,6 +81,15 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   WAVEKV_RETURN_IF_ERROR(CheckRange("message_bytes_max", options.message_bytes_max,
                                     kMessageBytesMin, kMessageBytesMax));
   WAVEKV_RETURN_IF_ERROR(CheckRange("worker_threads", options.worker_threads, 1, 256));
+  WAVEKV_RETURN_IF_ERROR(
+      CheckRange("data_channels_max", options.data_channels_max, 0, kDataChannelsMax));
+  WAVEKV_RETURN_IF_ERROR(CheckRange("data_arena_bytes", options.data_arena_bytes,
+                                    kDataArenaBytesMin, kDataArenaBytesMax));
+  if (options.data_arena_bytes % kDataArenaBytesStep != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data_arena_bytes is ", options.data_arena_bytes,
+                     ", expected a multiple of ", kDataArenaBytesStep));
+  }
   return CheckRange("shutdown_grace_ms", options.shutdown_grace_ms, 0, kShutdownGraceMsMax);
 }
 

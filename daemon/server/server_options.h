@@ -29,7 +29,9 @@ struct ServerOptions {
   uint32_t sequences_max = 0;     // Likewise, by the engine.
   uint64_t tokens_max = 0;
   uint32_t batch_max = 0;
-  uint32_t worker_threads = 0;  // Calls that work at the same time; at least 1.
+  uint32_t data_channels_max = 64;          // 0: no shared-memory data plane.
+  uint64_t data_arena_bytes = 16ull << 20;  // Of one channel.
+  uint32_t worker_threads = 0;              // Calls that work at the same time; at least 1.
   uint64_t shutdown_grace_ms = 5000;
   uint32_t epoch = 0;  // Of this life of the daemon; not 0.
 };

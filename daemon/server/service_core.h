@@ -16,6 +16,8 @@
 
 namespace wavekv {
 
+class DataPlane;
+
 // Where a call works.
 enum class Lane : uint8_t {
   kInline,  // In gRPC's thread: only what neither waits nor computes.
@@ -47,6 +49,7 @@ struct ServiceCore {
   StreamSet streams;
   CallTracker calls;
   std::atomic<bool> stopping = false;
+  DataPlane* data_plane = nullptr;  // Set before anything is served, null where there is none.
   // Last, so that what they still run finds the rest.
   ThreadPool step_lane;
   ThreadPool slow_lane;

@@ -83,6 +83,8 @@ std::string ChildProcess::WaitForLine(const std::string& text) {
 
 void ChildProcess::Signal(int signal) const {
   if (!ended_) ::kill(pid_, signal);
+  // Its threads stop one after another; a caller that looks at once may still meet a running one.
+  if (signal == SIGSTOP) ::waitpid(pid_, nullptr, WUNTRACED);
 }
 
 int ChildProcess::WaitForExit() {

@@ -38,6 +38,7 @@ class ChildProcess {
   // Reads output until a line contains `text`, and returns that line; empty when the program ended
   // or kWait passed first.
   std::string WaitForLine(const std::string& text);
+  // Returns once it has stopped when `signal` is SIGSTOP.
   void Signal(int signal) const;
   // Waits for the end. The exit status, or minus the signal that ended it; -1000: it did not end.
   int WaitForExit();

@@ -17,17 +17,21 @@ ROOMS: dict[str, set[str]] = {
     "index": {"storage", "storage/base"},
     "proto": set(),
     "proto/rpc": {"proto", "storage/base"},
+    "proto/shm": {"storage/base"},
     "gpu": {"index/backend", "index/segment.h", "storage", "storage/base"},
     "gpu/wavebufferd": {"gpu", "proto", "proto/rpc", "storage", "storage/base"},
     "daemon/engine": {
         "index", "index/backend", "index/segment.h", "index/token_sketch.h", "storage", "storage/base",
     },
-    "daemon/server": {"proto", "proto/rpc", "daemon/engine", "storage/base"},
+    "daemon/dataplane": {"proto/shm", "daemon/engine", "storage", "storage/base"},
+    "daemon/server": {
+        "proto", "proto/rpc", "proto/shm", "daemon/dataplane", "daemon/engine", "storage/base",
+    },
     "daemon/main.cc": {
         "daemon/server", "daemon/engine", "gpu", "index", "index/backend", "storage",
         "storage/base", "proto/rpc",
     },
-    "client": {"proto", "proto/rpc", "storage/base"},
+    "client": {"proto", "proto/rpc", "proto/shm", "storage/base"},
     "tests": {"*"},
     "bench": {"*"},
 }
@@ -123,6 +127,9 @@ def test_the_guard_sees_forbidden_arrows():
         ("daemon/engine/x.cc", '#include "wavekv/v1/types.pb.h"', "no wire format in the engine"),
         ("daemon/server/x.cc", '#include "index/zone/zone_plan.h"', "no index internals"),
         ("client/x.cc", '#include "daemon/engine/engine.h"', "the client is another process"),
+        ("proto/shm/x.h", '#include "wavekv/v1/types.pb.h"', "the channel has no protobuf"),
+        ("daemon/dataplane/x.cc", "#include <grpcpp/grpcpp.h>", "the data plane runs without gRPC"),
+        ("daemon/dataplane/x.cc", '#include "proto/rpc/metadata.h"', "that is gRPC's side"),
         ("gpu/x.cc", '#include "index/zone/zone_plan.h"', "gpu sees the waist only"),
         ("index/zone/x.cc", "#include <faiss/IndexFlat.h>", "FAISS lives in index/cluster"),
         ("storage/x.cc", '#include "absl/synchronization/mutex.h"', "invisible to TSan"),

@@ -17,6 +17,12 @@
     ASSERT_TRUE(assert_ok_status_.ok()) << assert_ok_status_.ToString(); \
   } while (false)
 
+#define EXPECT_OK(expr)                                                  \
+  do {                                                                   \
+    const absl::Status expect_ok_status_ = (expr);                       \
+    EXPECT_TRUE(expect_ok_status_.ok()) << expect_ok_status_.ToString(); \
+  } while (false)
+
 namespace wavekv::integration {
 
 inline absl::Status StatusOf(const absl::Status& status) { return status; }

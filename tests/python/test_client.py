@@ -357,3 +357,20 @@ def test_a_dead_daemon_costs_one_deadline(private_daemon):
     with pytest.raises(wavekv.UnavailableError):
         sequence.attend(0, queries)
     sequence.release()
+
+
+def test_both_ways_answer_alike(address, rng):
+    keys = clustered(rng, TOKENS, KV_HEADS, DIM).astype(np.float32)
+    values = rng.standard_normal((TOKENS, KV_HEADS, DIM)).astype(np.float32)
+    queries = rng.standard_normal((QUERY_HEADS, DIM)).astype(np.float32)
+    answers = []
+    for shared_memory in (True, False):
+        with wavekv.connect(address, shared_memory=shared_memory) as session:
+            assert session.info.shared_memory == shared_memory, session.info.shared_memory_absent
+            assert bool(session.info.shared_memory_absent) != shared_memory
+            with session.create_sequence(shape(layers=1), max_tokens=TOKENS) as sequence:
+                sequence.insert(0, keys[None], values[None])
+                sequence.build_index()
+                answers.append(sequence.attend(0, queries))
+    np.testing.assert_array_equal(answers[0].out, answers[1].out)
+    np.testing.assert_array_equal(answers[0].lse, answers[1].lse)

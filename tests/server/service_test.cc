@@ -67,7 +67,7 @@ TEST_F(ServiceTest, AttachTellsTheLimits) {
   EXPECT_EQ(reply.limits().batch_max(), 16u);
   EXPECT_EQ(reply.tenant(), "uid:" + std::to_string(geteuid()));
   EXPECT_EQ(reply.daemon_version(), WAVEKV_VERSION);
-  EXPECT_EQ(reply.data_socket(), "");
+  EXPECT_EQ("unix:" + reply.data_socket(), server_.address() + ".data");
   EXPECT_EQ(reply.wave_buffers_size(), 0);
 }
 

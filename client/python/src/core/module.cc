@@ -320,19 +320,23 @@ void BindSession(py::module_& m) {
         return py::dict("tenant"_a = info.tenant, "daemon_version"_a = info.daemon_version,
                         "epoch"_a = info.epoch, "message_bytes_max"_a = info.message_bytes_max,
                         "tenant_bytes_max"_a = info.tenant_bytes_max,
-                        "batch_max"_a = info.batch_max, "has_wave_buffer"_a = info.has_wave_buffer);
+                        "batch_max"_a = info.batch_max, "has_wave_buffer"_a = info.has_wave_buffer,
+                        "shared_memory"_a = info.shared_memory,
+                        "shared_memory_absent"_a = info.shared_memory_absent);
       });
-  m.def("connect", [](std::string address, std::string token, std::string client_name,
-                      int64_t deadline_ms, int64_t build_deadline_ms, int64_t lease_ms) {
-    client::ClientOptions options;
-    options.address = std::move(address);
-    options.token = std::move(token);
-    options.client_name = std::move(client_name);
-    options.deadline = std::chrono::milliseconds(deadline_ms);
-    options.build_deadline = std::chrono::milliseconds(build_deadline_ms);
-    options.lease = std::chrono::milliseconds(lease_ms);
-    return Unwrap(WithoutGil([&] { return Session::Connect(std::move(options)); }));
-  });
+  m.def("connect",
+        [](std::string address, std::string token, std::string client_name, int64_t deadline_ms,
+           int64_t build_deadline_ms, int64_t lease_ms, bool shared_memory) {
+          client::ClientOptions options;
+          options.address = std::move(address);
+          options.token = std::move(token);
+          options.client_name = std::move(client_name);
+          options.deadline = std::chrono::milliseconds(deadline_ms);
+          options.build_deadline = std::chrono::milliseconds(build_deadline_ms);
+          options.lease = std::chrono::milliseconds(lease_ms);
+          options.shared_memory = shared_memory;
+          return Unwrap(WithoutGil([&] { return Session::Connect(std::move(options)); }));
+        });
 }
 
 }  // namespace

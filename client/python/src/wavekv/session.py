@@ -46,6 +46,10 @@ class SessionInfo:
     tenant_bytes_max: int
     batch_max: int
     has_wave_buffer: bool
+    shared_memory: bool
+    """Whether inserts and steps go over shared memory now."""
+    shared_memory_absent: str
+    """If they do not: why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,11 +302,13 @@ def connect(
     deadline: float = 30.0,
     build_deadline: float = 600.0,
     lease: float = 0.0,
+    shared_memory: bool = True,
 ) -> Session:
     """Attaches to the daemon at "unix:/path/to.sock" or "host:port". Times are in seconds.
 
     deadline bounds each call, build_deadline inserts and index builds; lease 0 is the daemon's
-    default. Raises UnavailableError when nobody answers there.
+    default. Inserts and steps go over shared memory where the daemon offers it, unless shared_memory
+    is False; SessionInfo says which way they take. Raises UnavailableError when nobody answers there.
     """
     return Session(
         _core.connect(
@@ -312,5 +318,6 @@ def connect(
             round(deadline * 1000),
             round(build_deadline * 1000),
             round(lease * 1000),
+            shared_memory,
         )
     )

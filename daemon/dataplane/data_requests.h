@@ -1,0 +1,27 @@
+// Requests of the channel as values of the engine, and the engine's outcomes as replies.
+//
+// What only the engine can know (shapes against the sequence, generations) is left to it, as over
+// gRPC. Views borrow from the decoded request.
+#pragma once
+
+#include <span>
+
+#include "absl/status/status.h"
+#include "daemon/engine/types.h"
+#include "proto/shm/replies.h"
+#include "proto/shm/requests.h"
+
+namespace wavekv {
+
+InsertChunk ToEngine(const shm::InsertRequest& request);
+LayerQuery ToEngine(const shm::LayerQueryRequest& request);
+AttendStep ToEngine(const shm::AttendItemRequest& request);
+
+void WriteInsert(const InsertOutcome& outcome, shm::ReplyWriter* writer);
+void WriteEstimate(const EstimateOutcome& outcome, shm::ReplyWriter* writer);
+void WriteQuery(const QueryOutcome& outcome, shm::ReplyWriter* writer);
+// Of an Attend, at the result_idx-th place after the head.
+void WriteAttendHead(size_t result_count, shm::ReplyWriter* writer);
+void WriteAttendResult(const AttendOutcome& outcome, size_t result_idx, shm::ReplyWriter* writer);
+
+}  // namespace wavekv

@@ -1,0 +1,287 @@
+// Calls over the channel answer what the engine answers, in the same words.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "proto/shm/request_layout.h"
+#include "tests/dataplane/data_fixture.h"
+
+namespace wavekv::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kTokens = 1500;
+
+class DataCallTest : public DataPlaneTest {
+ protected:
+  DataCallTest() : data_(shape(), kTokens + 8, seed_), peer_(Connect()), sequence_(Create(spec_)) {}
+
+  absl::Status InsertOver(DataPeer& peer, uint64_t first, uint64_t count,
+                          Layout layout = Layout::kNHD) {
+    const ChunkBuffers chunk(data_, sequence_, {0, 1}, first, count, layout);
+    return peer.Insert(chunk.chunk);
+  }
+  shm::AttendItemRequest Item(const QueryBuffers& query) {
+    shm::AttendItemRequest item;
+    item.query = ToRequest(query.query);
+    return item;
+  }
+
+  const uint64_t seed_ = FreshSeed();
+  TokenData data_;
+  DataPeer peer_;
+  SequenceRef sequence_;
+};
+
+TEST_F(DataCallTest, InsertedRowsAreWhatAttendReads) {
+  ASSERT_TRUE(InsertOver(peer_, 0, 700).ok());
+  ASSERT_TRUE(InsertOver(peer_, 700, kTokens - 700, Layout::kHND).ok());
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    const QueryBuffers query(shape(), sequence_, layer, RandomQueries(shape(), seed_ + layer));
+    shm::AttendItemRequest item = Item(query);
+    item.exact = true;
+    const DataAttention found = peer_.Attend(item);
+    ASSERT_TRUE(found.status.ok()) << found.status;
+    EXPECT_EQ(found.token_count, kTokens);
+    const OracleAnswer exact = ExactOracle(data_, layer, kTokens, query.vectors);
+    EXPECT_LT(RelativeError(shape(), found.out, exact.out), 1e-3);
+  }
+}
+
+// Bit for bit the engine's own answer, over a built index and every budget.
+TEST_F(DataCallTest, AttendIsTheEnginesOwnAnswer) {
+  ASSERT_TRUE(InsertOver(peer_, 0, kTokens).ok());
+  Build(sequence_);
+  struct Row {
+    std::optional<shm::BudgetRef> budget;
+    std::optional<ZoneBudget> same;
+  };
+  const Row rows[] = {
+      {std::nullopt, std::nullopt},
+      {shm::BudgetRef{.kind = shm::BudgetRefKind::kClusters, .value = 5},
+       ZoneBudget{.kind = BudgetKind::kClusters, .value = 5, .sketch_clusters = 0}},
+      {shm::BudgetRef{.kind = shm::BudgetRefKind::kCoverage, .value = 0.5, .clusters_max = 20},
+       ZoneBudget{
+           .kind = BudgetKind::kCoverage, .value = 0.5, .clusters_max = 20, .sketch_clusters = 0}},
+      {shm::BudgetRef{.kind = shm::BudgetRefKind::kRatio, .value = 0.1, .estimate_ratio = 0.5},
+       ZoneBudget{
+           .kind = BudgetKind::kRatio, .value = 0.1, .estimate_ratio = 0.5, .sketch_clusters = 0}},
+      {shm::BudgetRef{.kind = shm::BudgetRefKind::kError, .value = 0.2},
+       ZoneBudget{.kind = BudgetKind::kError, .value = 0.2, .sketch_clusters = 0}},
+  };
+  for (const Row& row : rows) {
+    const QueryBuffers query(shape(), sequence_, 1, RandomQueries(shape(), seed_));
+    shm::AttendItemRequest item = Item(query);
+    item.query.budget = row.budget;
+    const DataAttention found = peer_.Attend(item);
+    ASSERT_TRUE(found.status.ok()) << found.status;
+    const AttendOutcome expected = Attend(sequence_, 1, query.vectors, false, row.same);
+    EXPECT_EQ(found.out, expected.out);
+    EXPECT_EQ(found.lse, expected.lse);
+  }
+}
+
+TEST_F(DataCallTest, DecodeAppendsAndARetryIsTheSame) {
+  ASSERT_TRUE(InsertOver(peer_, 0, 100).ok());
+  const QueryBuffers query(shape(), sequence_, 0, RandomQueries(shape(), seed_));
+  const ChunkBuffers token(data_, sequence_, {0}, 100, 1);
+  const int64_t key_shape[] = {2, 32};
+  const int64_t value_shape[] = {2, 48};
+  shm::AttendItemRequest item = Item(query);
+  item.append_keys = shm::TensorRef{.dtype = DType::kBF16, .shape = key_shape, .data = token.keys};
+  item.append_values =
+      shm::TensorRef{.dtype = DType::kBF16, .shape = value_shape, .data = token.values};
+  item.append_position = 100;
+  const DataAttention first = peer_.Attend(item);
+  ASSERT_TRUE(first.status.ok()) << first.status;
+  EXPECT_EQ(first.token_count, 101u);
+  const DataAttention again = peer_.Attend(item);
+  EXPECT_EQ(again.token_count, 101u);
+  EXPECT_EQ(again.out, first.out);
+  item.append_position = 150;
+  EXPECT_EQ(peer_.Attend(item).status.code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// Sequences of different lengths in one call; a bad item fails alone.
+TEST_F(DataCallTest, ABatchAnswersInOrder) {
+  ASSERT_TRUE(InsertOver(peer_, 0, 300).ok());
+  const SequenceRef other = Create(spec_);
+  Insert(other, data_, 0, 50);
+  const QueryBuffers first(shape(), sequence_, 0, RandomQueries(shape(), seed_));
+  const QueryBuffers second(shape(), other, 0, RandomQueries(shape(), seed_ + 1));
+  const QueryBuffers unknown(shape(), {SequenceId(1), Generation(1)}, 0,
+                             RandomQueries(shape(), seed_));
+  const shm::AttendItemRequest items[] = {Item(first), Item(unknown), Item(second)};
+  const std::vector<DataAttention> found = peer_.AttendBatch(items);
+  ASSERT_TRUE(found[0].status.ok()) << found[0].status;
+  EXPECT_EQ(found[1].status.code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(found[2].status.ok()) << found[2].status;
+  EXPECT_EQ(found[0].out, Attend(sequence_, 0, first.vectors).out);
+  EXPECT_EQ(found[2].out, Attend(other, 0, second.vectors).out);
+}
+
+TEST_F(DataCallTest, QueryAndEstimateAreTheEnginesOwnAnswers) {
+  ASSERT_TRUE(InsertOver(peer_, 0, kTokens).ok());
+  Build(sequence_);
+  const QueryBuffers query(shape(), sequence_, 1, RandomQueries(shape(), seed_));
+  const shm::QueryRequest request{.query = ToRequest(query.query), .inline_rows = true};
+  std::vector<std::byte> bytes(shm::QueryBytes(request));
+  shm::EncodeQuery(request, bytes);
+  // Too little room is said, with how much would do; that much does.
+  shm::ClientChannel::Call call;
+  const shm::TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  ASSERT_EQ(peer_.channel().Begin(bytes.size(), 1024, deadline, &call), shm::CallState::kAnswered);
+  std::memcpy(call.request().data(), bytes.data(), bytes.size());
+  ASSERT_EQ(peer_.channel().Submit(shm::kQuery, deadline, &call), shm::CallState::kAnswered);
+  ASSERT_EQ(peer_.channel().Wait(deadline, &call), shm::CallState::kAnswered);
+  EXPECT_EQ(call.code(), absl::StatusCode::kResourceExhausted);
+  ASSERT_GT(call.reply_bytes_needed(), 1024u);
+  const auto reply = peer_.Call(shm::kQuery, bytes, call.reply_bytes_needed());
+  ASSERT_TRUE(reply.ok()) << reply.status();
+
+  const QueryOutcome expected = engine_->Query(kTenant, query.query, {.inline_rows = true}).value();
+  const shm::ReplyReader reader(*reply);
+  const auto head = reader.Get<shm::WireQueryReply>(0).value();
+  EXPECT_EQ(head.token_count, kTokens);
+  ASSERT_EQ(head.head_count, expected.heads.size());
+  for (size_t i = 0; i < expected.heads.size(); ++i) {
+    const auto zones =
+        reader.Get<shm::WireHeadZones>(sizeof head + i * sizeof(shm::WireHeadZones)).value();
+    EXPECT_EQ(zones.steady_tokens, expected.heads[i].steady_tokens);
+    EXPECT_EQ(zones.retrieved.bytes / sizeof(shm::WireCluster), expected.heads[i].retrieved.size());
+    const auto keys = reader.Run(zones.inline_keys).value();
+    ASSERT_EQ(keys.size(), expected.heads[i].inline_keys.size());
+    EXPECT_EQ(std::memcmp(keys.data(), expected.heads[i].inline_keys.data(), keys.size()), 0);
+    const auto positions = reader.Run(zones.inline_positions).value();
+    EXPECT_EQ(
+        std::memcmp(positions.data(), expected.heads[i].inline_positions.data(), positions.size()),
+        0);
+  }
+
+  bytes.resize(shm::EstimateBytes(request.query));
+  shm::EncodeEstimate(request.query, bytes);
+  const auto estimated = peer_.Call(shm::kEstimate, bytes, shm::EstimateReplyBytes(4, 48));
+  ASSERT_TRUE(estimated.ok()) << estimated.status();
+  const EstimateOutcome same = engine_->Estimate(kTenant, query.query).value();
+  const shm::ReplyReader estimate_reader(*estimated);
+  const auto estimate = estimate_reader.Get<shm::WireEstimateReply>(0).value();
+  std::vector<float> out(same.out.size());
+  ASSERT_TRUE(estimate_reader.Copy(estimate.out, out.size(), 4, out.data(), "out").ok());
+  EXPECT_EQ(out, same.out);
+  std::vector<float> upper(same.lse_upper.size());
+  ASSERT_TRUE(
+      estimate_reader.Copy(estimate.lse_upper, upper.size(), 4, upper.data(), "upper").ok());
+  EXPECT_EQ(upper, same.lse_upper);
+}
+
+// What the engine refuses is refused here, with the same status.
+TEST_F(DataCallTest, RefusalsAreTheEnginesOwn) {
+  ASSERT_TRUE(InsertOver(peer_, 0, 100).ok());
+  struct Row {
+    const char* what;
+    std::function<void(ChunkBuffers*)> damage;
+  };
+  const Row rows[] = {
+      {"a gap", [](ChunkBuffers* b) { b->chunk.first_position = 500; }},
+      {"other bytes in the same range", [](ChunkBuffers* b) { b->chunk.first_position = 50; }},
+      {"a stale generation", [](ChunkBuffers* b) { b->chunk.sequence.generation = Generation(9); }},
+      {"no generation", [](ChunkBuffers* b) { b->chunk.sequence.generation = Generation(0); }},
+      {"an unknown sequence", [](ChunkBuffers* b) { b->chunk.sequence.id = SequenceId(77); }},
+      {"a layer twice",
+       [](ChunkBuffers* b) {
+         b->layers = {1, 1};
+       }},
+      {"a layer that is not",
+       [](ChunkBuffers* b) {
+         b->layers = {0, 7};
+       }},
+      {"too few heads",
+       [](ChunkBuffers* b) {
+         b->key_shape[2] = 1;
+         b->key_shape[3] *= 2;
+       }},
+      {"a NaN key",
+       [](ChunkBuffers* b) {
+         const uint16_t nan = FloatToBF16(std::numeric_limits<float>::quiet_NaN());
+         std::memcpy(b->keys.data() + 66, &nan, 2);
+       }},
+      {"an infinite value",
+       [](ChunkBuffers* b) {
+         const uint16_t infinity = FloatToBF16(std::numeric_limits<float>::infinity());
+         std::memcpy(b->values.data() + b->values.size() - 2, &infinity, 2);
+       }},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.what);
+    ChunkBuffers chunk(data_, sequence_, {0, 1}, 100, 20);
+    row.damage(&chunk);
+    chunk.chunk.layers = chunk.layers;
+    const absl::Status found = peer_.Insert(chunk.chunk);
+    const absl::Status expected = engine_->Insert(kTenant, chunk.chunk).status();
+    EXPECT_FALSE(found.ok());
+    EXPECT_EQ(found, expected);
+  }
+  EXPECT_EQ(StatusOf(sequence_).token_count, 100u) << "nothing of the refused ones is there";
+}
+
+TEST_F(DataCallTest, UnknownVerbsAndDeadCallsAreAnswered) {
+  std::vector<std::byte> nothing(64);
+  EXPECT_EQ(peer_.Call(9, nothing, 1024).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(peer_.Call(0, nothing, 1024).status().code(), absl::StatusCode::kUnimplemented);
+  // A deadline that has passed: the call does not begin.
+  const uint64_t calls = clients_.calls.load();
+  shm::ClientChannel::Call call;
+  const shm::TimePoint late = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  ASSERT_EQ(peer_.channel().Begin(64, 1024, late, &call), shm::CallState::kAnswered);
+  ASSERT_EQ(peer_.channel().Submit(shm::kEstimate, shm::TimePoint(), &call),
+            shm::CallState::kAnswered);
+  ASSERT_EQ(peer_.channel().Wait(late, &call), shm::CallState::kAnswered);
+  EXPECT_EQ(call.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(clients_.calls.load(), calls + 1);
+}
+
+TEST_F(DataCallTest, ALeaseThatIsOverAnswersNothingElse) {
+  clients_.refuse_calls.store(true);
+  EXPECT_EQ(InsertOver(peer_, 0, 10).code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(StatusOf(sequence_).token_count, 0u);
+}
+
+TEST_F(DataCallTest, WhoMayHaveAChannel) {
+  struct Row {
+    const char* what;
+    shm::Hello hello;
+    absl::StatusCode code;
+  };
+  const Row rows[] = {
+      {"an unknown secret",
+       {.version = 1, .epoch = 1, .secret = std::string(16, '\0')},
+       absl::StatusCode::kUnauthenticated},
+      {"another version",
+       {.version = 2, .epoch = 1, .secret = FakeClients::SecretOf(3)},
+       absl::StatusCode::kFailedPrecondition},
+      {"an earlier life",
+       {.version = 1, .epoch = 9, .secret = FakeClients::SecretOf(3)},
+       absl::StatusCode::kFailedPrecondition},
+  };
+  for (const Row& row : rows) {
+    EXPECT_EQ(TryConnect(row.hello).status().code(), row.code) << row.what;
+  }
+  EXPECT_EQ(plane_->channel_count(), 1u);
+}
+
+TEST_F(DataCallTest, ChannelsAreLimited) {
+  StartPlane({.channels_max = 2});
+  const DataPeer first = Connect(1);
+  const DataPeer second = Connect(2);
+  const auto third = TryConnect({.version = 1, .epoch = 1, .secret = FakeClients::SecretOf(3)});
+  EXPECT_EQ(third.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(third.status().message()), HasSubstr("--data_channels_max"));
+}
+
+}  // namespace
+}  // namespace wavekv::testing
