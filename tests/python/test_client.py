@@ -4,6 +4,8 @@ import gc
 import json
 import signal
 import subprocess
+import sys
+import threading
 import time
 
 import ml_dtypes
@@ -179,6 +181,40 @@ def test_dlpack_arrays_are_read_like_numpy(session, rng, strided):
         )
 
 
+def big_endian(array):
+    # Its dtype is named like that of the machine's own order.
+    return array.astype(array.dtype.newbyteorder(">"))
+
+
+def fortran(array):
+    return np.asfortranarray(array)
+
+
+def every_second(array):
+    return np.repeat(array, 2, axis=0)[::2]
+
+
+def unaligned(array):
+    memory = np.empty(array.nbytes + 1, np.uint8)[1:]
+    view = memory.view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+@pytest.mark.parametrize("form", [big_endian, fortran, every_second, unaligned])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_numpy_arrays_of_any_form_hold_the_same_numbers(session, rng, dtype, form):
+    sequence, keys, values = filled(session, rng, dtype, tokens=300)
+    with sequence, session.create_sequence(shape(dtype), max_tokens=301) as other:
+        other.insert(0, form(keys), form(values))
+        queries = rng.standard_normal((QUERY_HEADS, DIM)).astype(np.float32)
+        k, v = rng.standard_normal((2, KV_HEADS, DIM)).astype(wavekv.numpy_dtype(dtype))
+        step = sequence.attend(1, queries, k, v)
+        again = other.attend(1, form(queries), form(k), form(v))
+        np.testing.assert_array_equal(again.out, step.out)
+        np.testing.assert_array_equal(again.lse, step.lse)
+
+
 def test_the_wave_buffer_path_equals_attend(session, rng):
     sequence, _, _ = filled(session, rng, "bf16", wave_buffer=True)
     with sequence:
@@ -280,6 +316,10 @@ def test_bad_arrays_are_refused_before_they_travel(session):
             sequence.attend(0, np.zeros((QUERY_HEADS, DIM)))
         with pytest.raises(TypeError, match="list"):
             sequence.attend(0, [[0.0] * DIM] * QUERY_HEADS)
+        with pytest.raises(TypeError, match="queries: is a NoneType"):
+            sequence.attend(0, None)
+        with pytest.raises(TypeError, match="queries: is a NoneType"):
+            session.attend_batch([wavekv.AttendItem(sequence, 0, None)])
         with pytest.raises(ValueError, match="layout"):
             sequence.insert(0, np.zeros((LAYERS, 1, KV_HEADS, DIM), np.float32),
                             np.zeros((LAYERS, 1, KV_HEADS, DIM), np.float32), layout="NDH")  # fmt: skip
@@ -340,6 +380,33 @@ def test_collected_sequences_are_dropped(address, session):
     del sequence
     gc.collect()
     assert "collected" not in labels(address)
+
+
+def test_other_threads_run_while_a_stopped_daemon_is_told_of_a_drop(private_daemon):
+    address, daemon = private_daemon
+    with wavekv.connect(address) as session:
+        held = [session.create_sequence(shape(), max_tokens=64, label="held")]
+        order = []
+
+        def drop():
+            held.clear()
+            order.append("dropped")
+
+        # A thread keeps the GIL until it lets go of it by itself: this one is not back from start()
+        # before the other has let go, in mid-destructor.
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1000)
+        try:
+            daemon.signal(signal.SIGSTOP)
+            thread = threading.Thread(target=drop)
+            thread.start()
+            order.append("meanwhile")
+            daemon.signal(signal.SIGCONT)
+        finally:
+            sys.setswitchinterval(interval)
+        thread.join()
+        assert order == ["meanwhile", "dropped"]
+        assert "held" not in labels(address)
 
 
 def test_a_dead_daemon_costs_one_deadline(private_daemon):

@@ -1,5 +1,6 @@
 #include "client/python/src/core/arrays.h"
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -51,14 +52,21 @@ DType NumpyDType(const py::dtype& dtype, const char* what) {
                        ", expected float32, float16 or ml_dtypes.bfloat16");
 }
 
+// What the protocol carries: little endian, as every machine that this is built for is itself.
+static_assert(std::endian::native == std::endian::little);
+
 BorrowedTensor BorrowNumpy(const py::object& object, const char* what) {
   py::object array = object;
-  if (!py::cast<bool>(array.attr("flags").attr("c_contiguous"))) {
-    array = py::module_::import("numpy").attr("ascontiguousarray")(array);
+  BorrowedTensor borrowed;
+  const py::object dtype = array.attr("dtype");
+  borrowed.tensor.dtype = NumpyDType(py::cast<py::dtype>(dtype), what);
+  // The name of a dtype says nothing of its byte order: ">f4" is a float32, too.
+  const bool native = py::cast<bool>(dtype.attr("isnative"));
+  if (!native || !py::cast<bool>(array.attr("flags").attr("c_contiguous"))) {
+    array = py::module_::import("numpy").attr("ascontiguousarray")(
+        array, native ? dtype : dtype.attr("newbyteorder")("="));
   }
   const auto view = py::cast<py::array>(array);
-  BorrowedTensor borrowed;
-  borrowed.tensor.dtype = NumpyDType(view.dtype(), what);
   borrowed.tensor.shape.assign(view.shape(), view.shape() + view.ndim());
   borrowed.tensor.data = view.data();
   borrowed.owner = view;

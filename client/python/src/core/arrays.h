@@ -15,9 +15,9 @@ struct BorrowedTensor {
 };
 
 // Accepts a numpy array of float32, float16 or ml_dtypes.bfloat16, or an object with __dlpack__ on
-// the CPU. Row-major arrays are borrowed; any other layout is copied into one. `what` names the
-// argument in errors. Throws pybind11::type_error or value_error saying what was expected and
-// found.
+// the CPU. Row-major arrays are borrowed; any other layout or byte order is copied into one. `what`
+// names the argument in errors. Throws pybind11::type_error or value_error saying what was expected
+// and found.
 BorrowedTensor Borrow(const pybind11::object& array, const char* what);
 
 // A new numpy array of float32 that holds a copy of `data`.

@@ -47,6 +47,24 @@ auto WithoutGil(Call&& call) {
   return call();
 }
 
+// Sessions and sequences say farewell to the daemon when they end, which takes up to a deadline
+// when it does not answer: other Python threads run meanwhile.
+struct DeleteWithoutGil {
+  template <class T>
+  void operator()(T* object) const {
+    py::gil_scoped_release release;
+    delete object;
+  }
+};
+template <class T>
+using Held = std::unique_ptr<T, DeleteWithoutGil>;
+
+// Hands what the SDK made over to Python.
+template <class T>
+Held<T> Hold(absl::StatusOr<std::unique_ptr<T>> made) {
+  return Held<T>(Unwrap(std::move(made)).release());
+}
+
 std::optional<BorrowedTensor> BorrowOptional(const py::object& array, const char* what) {
   if (array.is_none()) return std::nullopt;
   return Borrow(array, what);
@@ -175,7 +193,7 @@ void BindValues(py::module_& m) {
 void BindSequence(py::module_& m) {
   using client::Sequence;
   using py::arg;
-  py::class_<Sequence>(m, "Sequence")
+  py::class_<Sequence, Held<Sequence>>(m, "Sequence")
       .def_property_readonly("id", &Sequence::id)
       .def_property_readonly("generation", &Sequence::generation)
       .def("token_count", &Sequence::token_count, arg("layer"))
@@ -257,7 +275,7 @@ void BindSequence(py::module_& m) {
       .def(
           "fork",
           [](Sequence& self, uint64_t token_count, uint64_t max_tokens, std::string label) {
-            return Unwrap(
+            return Hold(
                 WithoutGil([&] { return self.Fork(token_count, max_tokens, std::move(label)); }));
           },
           arg("token_count"), arg("max_tokens"), arg("label"))
@@ -277,17 +295,20 @@ void BindSequence(py::module_& m) {
 py::list AttendBatch(client::Session& session, const py::list& items) {
   std::vector<BorrowedTensor> borrowed;  // Keeps the arrays alive through the call.
   std::vector<client::AttendItem> batch;
-  auto optional = [&](const py::object& array, const char* what) -> std::optional<client::Tensor> {
+  const auto borrow = [&](const py::object& array, const char* what) {
+    return borrowed.emplace_back(Borrow(array, what)).tensor;
+  };
+  const auto optional = [&](const py::object& array,
+                            const char* what) -> std::optional<client::Tensor> {
     if (array.is_none()) return std::nullopt;
-    borrowed.push_back(Borrow(array, what));
-    return borrowed.back().tensor;
+    return borrow(array, what);
   };
   for (const py::handle& handle : items) {
     const auto item = py::cast<py::tuple>(handle);
     client::AttendItem& entry = batch.emplace_back();
     entry.sequence = py::cast<client::Sequence*>(item[0]);
     entry.layer = py::cast<uint32_t>(item[1]);
-    entry.queries = *optional(item[2], "queries");
+    entry.queries = borrow(item[2], "queries");
     entry.append_keys = optional(item[3], "keys");
     entry.append_values = optional(item[4], "values");
     entry.budget = py::cast<std::optional<Budget>>(item[5]);
@@ -308,10 +329,10 @@ py::list AttendBatch(client::Session& session, const py::list& items) {
 
 void BindSession(py::module_& m) {
   using client::Session;
-  py::class_<Session>(m, "Session")
+  py::class_<Session, Held<Session>>(m, "Session")
       .def("create_sequence",
            [](Session& self, const client::SequenceOptions& options) {
-             return Unwrap(WithoutGil([&] { return self.CreateSequence(options); }));
+             return Hold(WithoutGil([&] { return self.CreateSequence(options); }));
            })
       .def("attend_batch", &AttendBatch)
       .def("info", [](const Session& self) {
@@ -335,7 +356,7 @@ void BindSession(py::module_& m) {
           options.build_deadline = std::chrono::milliseconds(build_deadline_ms);
           options.lease = std::chrono::milliseconds(lease_ms);
           options.shared_memory = shared_memory;
-          return Unwrap(WithoutGil([&] { return Session::Connect(std::move(options)); }));
+          return Hold(WithoutGil([&] { return Session::Connect(std::move(options)); }));
         });
 }
 
