@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <limits>
 
+#include "proto/rpc/address.h"
+
 namespace wavekv::client {
 
 size_t Tensor::bytes() const {
@@ -19,9 +21,7 @@ size_t Tensor::bytes() const {
 std::string DefaultAddress() {
   const char* const address = std::getenv("WAVEKV_ADDRESS");
   if (address != nullptr && address[0] != '\0') return address;
-  const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string base = runtime != nullptr && runtime[0] == '/' ? runtime : "/run";
-  return "unix:" + base + "/wavekv/wavekvd.sock";
+  return DefaultAddressOf("wavekvd");
 }
 
 StepCounters& StepCounters::operator+=(const StepCounters& other) {

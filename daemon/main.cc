@@ -8,54 +8,31 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine.h"
 #include "daemon/server/server.h"
 #include "daemon/server/server_options.h"
 #include "gpu/host_stager.h"
 #include "index/backend/compute_backend.h"
+#include "proto/rpc/address.h"
+#include "storage/base/byte_size.h"
 #include "storage/base/cpuset.h"
+#include "storage/base/daemon_main.h"
 #include "storage/base/log.h"
 #include "storage/base/memory_probe.h"
 #include "storage/base/random.h"
 #include "storage/base/status_macros.h"
 #include "storage/block_pool.h"
 
-namespace wavekv {
-
-// A number of bytes on the command line.
-struct ByteSize {
-  uint64_t bytes = 0;
-};
-
-bool AbslParseFlag(absl::string_view text, ByteSize* size, std::string* error) {
-  const absl::StatusOr<uint64_t> bytes = ParseByteSize({text.data(), text.size()});
-  if (!bytes.ok()) {
-    *error = std::string(bytes.status().message());
-    return false;
-  }
-  size->bytes = *bytes;
-  return true;
-}
-
-std::string AbslUnparseFlag(ByteSize size) { return absl::StrCat(size.bytes); }
-
-}  // namespace wavekv
-
-ABSL_FLAG(std::string, listen, wavekv::DefaultListenAddress(),
+ABSL_FLAG(std::string, listen, wavekv::DefaultAddressOf("wavekvd"),
           "UNIX socket to serve, unix:/path; empty: none. A lock file <path>.lock lies beside it");
 ABSL_FLAG(std::string, socket_mode, "600", "File mode of that socket, octal");
 ABSL_FLAG(std::string, tenant_map, "", "Tenants of uids, uid=name,uid=name; others are uid:<uid>");
 ABSL_FLAG(uint32_t, uids_max, 64, "Most different uids that may connect");
 ABSL_FLAG(std::string, listen_tcp, "", "TCP address to serve, host:port; needs --token_file");
-ABSL_FLAG(bool, allow_remote, false, "Let --listen_tcp be an address that other hosts can reach");
+ABSL_FLAG(bool, allow_remote, false, "Let TCP addresses be such that other hosts can reach them");
 ABSL_FLAG(std::string, token_file, "", "Tokens of TCP callers, lines: token tenant [admin]");
 ABSL_FLAG(std::string, metrics_address, "", "Serve Prometheus /metrics at host:port; empty: no");
 ABSL_FLAG(wavekv::ByteSize, pool_bytes, wavekv::ByteSize{},
@@ -155,7 +132,8 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags(const EngineOptions& engine
   options.batch_max = engine.batch_max;
   options.worker_threads = absl::GetFlag(FLAGS_worker_threads);
   if (options.worker_threads == 0) {
-    options.worker_threads = std::max(kWorkerThreadsMin, static_cast<uint32_t>(UsableCpuCount()));
+    options.worker_threads =
+        std::clamp(static_cast<uint32_t>(UsableCpuCount()), kWorkerThreadsMin, kWorkerThreadsMax);
   }
   options.shutdown_grace_ms = absl::GetFlag(FLAGS_shutdown_grace_ms);
   options.epoch = engine.epoch;
@@ -172,14 +150,6 @@ absl::StatusOr<std::unique_ptr<Stager>> StagerFromFlags() {
   options.cache_ratio = absl::GetFlag(FLAGS_wave_buffer_cache_ratio);
   options.staging_tokens = absl::GetFlag(FLAGS_wave_buffer_staging_tokens);
   return ConnectWaveBuffer(address, options);
-}
-
-// Waits for a signal that every thread has blocked.
-int WaitForSignal(const sigset_t& signals) {
-  int signal = 0;
-  while (::sigwait(&signals, &signal) != 0) {
-  }
-  return signal;
 }
 
 absl::Status Serve(const sigset_t& signals) {
@@ -213,39 +183,15 @@ absl::Status Serve(const sigset_t& signals) {
   return absl::OkStatus();
 }
 
-int Main(int argc, char** argv) {
-  absl::FlagsUsageConfig usage;
-  usage.version_string = [] { return absl::StrCat("wavekvd ", WAVEKV_VERSION, "\n"); };
-  usage.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "daemon/main.cc");
-  };
-  absl::SetFlagsUsageConfig(usage);
-  absl::SetProgramUsageMessage(
-      "Keeps the KV caches of language models and answers attention over them.\n"
-      "Every flag can stand in a file: --flagfile=/etc/wavekv/wavekvd.flags");
-  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
-  // Before the first thread, so that all inherit it.
-  sigset_t signals;
-  ::sigemptyset(&signals);
-  ::sigaddset(&signals, SIGTERM);
-  ::sigaddset(&signals, SIGINT);
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
-
-  const absl::Status status =
-      arguments.size() > 1
-          ? absl::InvalidArgumentError(
-                absl::StrCat("unexpected argument '", arguments[1], "'; every option is a --flag"))
-          : Serve(signals);
-  if (status.ok()) {
-    Log(LogLevel::kInfo, "stopped");
-    return 0;
-  }
-  Log(LogLevel::kError, "failed", {{"error", status}});
-  return absl::IsInvalidArgument(status) ? 2 : 1;
-}
-
 }  // namespace
 }  // namespace wavekv
 
-int main(int argc, char** argv) { return wavekv::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return wavekv::RunDaemon(
+      argc, argv,
+      {.name = "wavekvd",
+       .usage = "Keeps the KV caches of language models and answers attention over them.\n"
+                "Every flag can stand in a file: --flagfile=/etc/wavekv/wavekvd.flags",
+       .file = __FILE__,
+       .serve = wavekv::Serve});
+}

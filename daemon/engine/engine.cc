@@ -17,6 +17,33 @@ namespace {
 // A dropped sequence's build ends at the next KV head: a fraction of a second.
 constexpr int64_t kWaitForDroppedMs = 2000;
 
+absl::Status CheckOption(const char* name, uint64_t value, uint64_t low, uint64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, " is ", value, ", expected ", low, " to ", high));
+}
+
+absl::Status ValidateOptions(const EngineOptions& options) {
+  if (options.epoch == 0) {
+    return absl::InvalidArgumentError("engine: epoch is 0, expected a number above 0");
+  }
+  if (options.build_queue_max == 0) {
+    return absl::InvalidArgumentError("engine: build_queue_max is 0, expected a number above 0");
+  }
+  WAVEKV_RETURN_IF_ERROR(CheckOption("build_threads", options.build_threads, 0, kEngineThreadsMax));
+  WAVEKV_RETURN_IF_ERROR(
+      CheckOption("compute_threads", options.compute_threads, 0, kEngineThreadsMax));
+  WAVEKV_RETURN_IF_ERROR(CheckOption("sequences_max", options.sequences_max, 1, kSequencesMax));
+  WAVEKV_RETURN_IF_ERROR(CheckOption("tokens_max", options.tokens_max, 1, kTokensMax));
+  return CheckOption("batch_max", options.batch_max, 1, kBatchMax);
+}
+
+// What was asked for, or one thread for each CPU that may be used.
+uint32_t ThreadCount(uint32_t asked) {
+  if (asked != 0) return asked;
+  return std::clamp(static_cast<uint32_t>(UsableCpuCount()), 1u, kEngineThreadsMax);
+}
+
 }  // namespace
 
 Engine::Impl::Impl(const EngineOptions& engine_options, uint32_t build_threads,
@@ -121,25 +148,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                                                        std::shared_ptr<BlockPool> pool,
                                                        std::unique_ptr<ComputeBackend> backend,
                                                        std::unique_ptr<Stager> stager) {
-  if (options.epoch == 0) {
-    return absl::InvalidArgumentError("engine: epoch is 0, expected a number above 0");
-  }
-  if (options.sequences_max == 0 || options.tokens_max == 0 || options.batch_max == 0 ||
-      options.build_queue_max == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("engine: sequences_max ", options.sequences_max, ", tokens_max ",
-                     options.tokens_max, ", batch_max ", options.batch_max, ", build_queue_max ",
-                     options.build_queue_max, "; expected each above 0"));
-  }
+  WAVEKV_RETURN_IF_ERROR(ValidateOptions(options));
   if (pool == nullptr || backend == nullptr) {
     return absl::InvalidArgumentError("engine: expected a block pool and a compute backend");
   }
-  const auto threads = [](uint32_t asked) {
-    return asked != 0 ? asked : static_cast<uint32_t>(std::max(UsableCpuCount(), 1));
-  };
   return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(
-      options, threads(options.build_threads), threads(options.compute_threads), std::move(pool),
-      std::move(backend), std::move(stager))));
+      options, ThreadCount(options.build_threads), ThreadCount(options.compute_threads),
+      std::move(pool), std::move(backend), std::move(stager))));
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

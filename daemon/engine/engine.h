@@ -20,12 +20,17 @@
 
 namespace wavekv {
 
+// The most that each option may say.
+inline constexpr uint32_t kEngineThreadsMax = 1024;
+inline constexpr uint32_t kSequencesMax = 1u << 20;
+inline constexpr uint32_t kBatchMax = 1u << 16;
+
 struct EngineOptions {
   uint32_t epoch = 0;             // Upper half of every sequence id; not 0.
   uint32_t build_threads = 0;     // 0: from the cpuset, at least 1.
   uint32_t compute_threads = 0;   // 0: from the cpuset. Attention of one call is spread over them.
   uint32_t sequences_max = 4096;  // Per tenant.
-  uint64_t tokens_max = 1ull << 24;  // Per sequence.
+  uint64_t tokens_max = 1ull << 24;  // Per sequence; at most kTokensMax.
   uint32_t batch_max = 256;          // Items of one Attend.
   uint64_t build_queue_max = 1u << 16;
   const Clock* clock = nullptr;  // Outlives the engine; null: RealClock().
@@ -55,6 +60,7 @@ struct BuildProgress {
 // thread; BuildIndex waits for background threads.
 class Engine {
  public:
+  // InvalidArgument names the option, what was found and what is allowed.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(
       const EngineOptions& options, std::shared_ptr<BlockPool> pool,
       std::unique_ptr<ComputeBackend> backend,

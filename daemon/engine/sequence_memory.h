@@ -17,6 +17,10 @@
 
 namespace wavekv {
 
+// The most tokens that a sequence may be made for: with every other limit at its largest, the plan
+// of its memory still fits 64 bits.
+inline constexpr uint64_t kTokensMax = uint64_t{1} << 30;
+
 struct MemoryPlan {
   uint64_t frame_tokens = 0;    // Of one frame: a stretch, or the whole of a shorter sequence.
   uint64_t frame_count = 0;     // Of that size.

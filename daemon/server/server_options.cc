@@ -1,11 +1,5 @@
 #include "daemon/server/server_options.h"
 
-#include <algorithm>
-#include <cstdlib>
-#include <limits>
-
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/rpc/address.h"
@@ -36,18 +30,23 @@ absl::Status CheckUnixAddress(const std::string& listen) {
                                                  "has a flag of its own, --listen_tcp)"));
 }
 
-absl::Status CheckTcpAddress(const ServerOptions& options) {
-  WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen_tcp));
+// What listens on TCP, --listen_tcp or --metrics_address: loopback, unless more was asked for.
+absl::Status CheckTcpAddress(const char* flag, const std::string& text, bool allow_remote) {
+  WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
   if (address.is_unix) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--listen_tcp=", options.listen_tcp, " is no host:port"));
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", text, " is no host:port"));
   }
-  if (!address.IsLoopback() && !options.allow_remote) {
+  if (!address.IsLoopback() && !allow_remote) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--listen_tcp=", options.listen_tcp,
+        absl::StrCat("--", flag, "=", text,
                      " can be reached from other hosts, without encryption; if that is wanted, "
                      "say --allow_remote"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckListenTcp(const ServerOptions& options) {
+  WAVEKV_RETURN_IF_ERROR(CheckTcpAddress("listen_tcp", options.listen_tcp, options.allow_remote));
   if (options.token_file.empty()) {
     return absl::InvalidArgumentError(
         "--listen_tcp needs --token_file: over TCP a caller is known by its token only");
@@ -62,13 +61,10 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
     return absl::InvalidArgumentError("neither --listen nor --listen_tcp is given");
   }
   if (!options.listen.empty()) WAVEKV_RETURN_IF_ERROR(CheckUnixAddress(options.listen));
-  if (!options.listen_tcp.empty()) WAVEKV_RETURN_IF_ERROR(CheckTcpAddress(options));
+  if (!options.listen_tcp.empty()) WAVEKV_RETURN_IF_ERROR(CheckListenTcp(options));
   if (!options.metrics_address.empty()) {
-    WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.metrics_address));
-    if (address.is_unix) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--metrics_address=", options.metrics_address, " is no host:port"));
-    }
+    WAVEKV_RETURN_IF_ERROR(
+        CheckTcpAddress("metrics_address", options.metrics_address, options.allow_remote));
   }
   if ((options.socket_mode & ~mode_t{0777}) != 0 || (options.socket_mode & 0600) != 0600) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -80,7 +76,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   WAVEKV_RETURN_IF_ERROR(CheckRange("clients_max", options.lease.clients_max, 1, 1u << 20));
   WAVEKV_RETURN_IF_ERROR(CheckRange("message_bytes_max", options.message_bytes_max,
                                     kMessageBytesMin, kMessageBytesMax));
-  WAVEKV_RETURN_IF_ERROR(CheckRange("worker_threads", options.worker_threads, 1, 256));
+  WAVEKV_RETURN_IF_ERROR(
+      CheckRange("worker_threads", options.worker_threads, 1, kWorkerThreadsMax));
   WAVEKV_RETURN_IF_ERROR(
       CheckRange("data_channels_max", options.data_channels_max, 0, kDataChannelsMax));
   WAVEKV_RETURN_IF_ERROR(CheckRange("data_arena_bytes", options.data_arena_bytes,
@@ -91,41 +88,6 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                      ", expected a multiple of ", kDataArenaBytesStep));
   }
   return CheckRange("shutdown_grace_ms", options.shutdown_grace_ms, 0, kShutdownGraceMsMax);
-}
-
-std::string DefaultListenAddress() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string base = runtime != nullptr && runtime[0] == '/' ? runtime : "/run";
-  return absl::StrCat("unix:", base, "/wavekv/wavekvd.sock");
-}
-
-absl::StatusOr<uint64_t> ParseByteSize(std::string_view text) {
-  struct Unit {
-    absl::string_view suffix;
-    int shift;
-  };
-  constexpr Unit kUnits[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-  absl::string_view digits(text.data(), text.size());
-  int shift = 0;
-  for (const Unit& unit : kUnits) {
-    if (digits.size() > unit.suffix.size() &&
-        digits.substr(digits.size() - unit.suffix.size()) == unit.suffix) {
-      digits.remove_suffix(unit.suffix.size());
-      shift = unit.shift;
-      break;
-    }
-  }
-  uint64_t count = 0;
-  // SimpleAtoi would take blanks and signs, too.
-  const bool plain = std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit);
-  if (!plain || !absl::SimpleAtoi(digits, &count) ||
-      count > (std::numeric_limits<uint64_t>::max() >> shift)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", absl::string_view(text.data(), text.size()),
-                     "\" is no size; expected bytes, or a whole number of KiB, MiB, GiB or TiB "
-                     "such as 8GiB"));
-  }
-  return count << shift;
 }
 
 }  // namespace wavekv

@@ -5,13 +5,13 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "daemon/server/client_registry.h"
 
 namespace wavekv {
+
+inline constexpr uint32_t kWorkerThreadsMax = 256;
 
 struct ServerOptions {
   std::string listen;  // "unix:/path"; empty: no UNIX socket.
@@ -19,7 +19,7 @@ struct ServerOptions {
   std::string tenant_map;       // "uid=name,uid=name"
   uint32_t uids_max = 64;       // Different uids over the daemon's life.
   std::string listen_tcp;       // "host:port"; empty: no TCP. Port 0: any free one.
-  bool allow_remote = false;    // Let listen_tcp be other than loopback.
+  bool allow_remote = false;    // Let the TCP addresses here be other than loopback.
   std::string token_file;       // Needed by listen_tcp.
   std::string metrics_address;  // "host:port" of /metrics; empty: none.
 
@@ -31,18 +31,12 @@ struct ServerOptions {
   uint32_t batch_max = 0;
   uint32_t data_channels_max = 64;          // 0: no shared-memory data plane.
   uint64_t data_arena_bytes = 16ull << 20;  // Of one channel.
-  uint32_t worker_threads = 0;              // Calls that work at the same time; at least 1.
+  uint32_t worker_threads = 0;              // Calls that work at once; 1 to kWorkerThreadsMax.
   uint64_t shutdown_grace_ms = 5000;
   uint32_t epoch = 0;  // Of this life of the daemon; not 0.
 };
 
 // InvalidArgument naming the flag, what was found and what is allowed.
 absl::Status ValidateServerOptions(const ServerOptions& options);
-
-// Where wavekvd listens when nothing is said: in $XDG_RUNTIME_DIR, or in /run.
-std::string DefaultListenAddress();
-
-// Reads "8GiB", "512MiB", "64KiB", "1TiB" or plain bytes. InvalidArgument quotes the text.
-absl::StatusOr<uint64_t> ParseByteSize(std::string_view text);
 
 }  // namespace wavekv

@@ -5,18 +5,13 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/strings/str_cat.h"
 #include "gpu/buffer_table.h"
 #include "gpu/host_memory.h"
@@ -26,36 +21,19 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/rpc/address.h"
+#include "storage/base/byte_size.h"
 #include "storage/base/bytes_text.h"
+#include "storage/base/daemon_main.h"
 #include "storage/base/descriptor_server.h"
 #include "storage/base/file_lock.h"
 #include "storage/base/log.h"
 #include "storage/base/memory_probe.h"
 #include "storage/base/status_macros.h"
 
-namespace wavekv {
-
-// A number of bytes on the command line.
-struct ByteCount {
-  uint64_t bytes = 0;
-};
-bool AbslParseFlag(absl::string_view text, ByteCount* count, std::string* error) {
-  const absl::StatusOr<uint64_t> bytes = ParseByteCount(text);
-  if (!bytes.ok()) {
-    *error = std::string(bytes.status().message());
-    return false;
-  }
-  count->bytes = *bytes;
-  return true;
-}
-std::string AbslUnparseFlag(ByteCount count) { return absl::StrCat(count.bytes); }
-
-}  // namespace wavekv
-
 ABSL_FLAG(std::string, backend, "host", "Whose memory is lent: host (memfds)");
-ABSL_FLAG(std::string, listen, wavekv::DefaultWavebufferdAddress(),
+ABSL_FLAG(std::string, listen, wavekv::DefaultAddressOf("wavebufferd"),
           "Control socket, unix:/path (mode 0600). Descriptors are handed out at <path>.fd");
-ABSL_FLAG(wavekv::ByteCount, bytes_max, wavekv::ByteCount{uint64_t{1} << 30},
+ABSL_FLAG(wavekv::ByteSize, bytes_max, wavekv::ByteSize{uint64_t{1} << 30},
           "Most memory that may be lent: bytes, or a number of KiB, MiB, GiB, TiB");
 ABSL_FLAG(int64_t, lease_ms, 10'000, "A manager that says nothing for so long is looked at");
 ABSL_FLAG(uint32_t, threads_max, 8, "Most threads that serve the control socket");
@@ -165,15 +143,8 @@ absl::StatusOr<FdListener> ListenForTickets(const std::string& path) {
   return listener;
 }
 
-// Waits for SIGTERM or SIGINT, which every thread has blocked.
-int WaitForSignal(const sigset_t& signals) {
-  int signal = 0;
-  while (::sigwait(&signals, &signal) != 0) {
-  }
-  return signal;
-}
-
-absl::Status Serve(const WavebufferdOptions& options, const sigset_t& signals) {
+absl::Status Serve(const sigset_t& signals) {
+  WAVEKV_ASSIGN_OR_RETURN(const WavebufferdOptions options, OptionsFromFlags());
   WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen));
   WAVEKV_RETURN_IF_ERROR(MakeDirectoryOf(address.path));
   const absl::StatusOr<FileLock> lock = FileLock::Acquire(address.path + ".lock");
@@ -217,34 +188,15 @@ absl::Status Serve(const WavebufferdOptions& options, const sigset_t& signals) {
   return absl::OkStatus();
 }
 
-int Main(int argc, char** argv) {
-  absl::FlagsUsageConfig usage;
-  usage.version_string = [] { return absl::StrCat("wavebufferd ", WAVEKV_VERSION, "\n"); };
-  absl::SetFlagsUsageConfig(usage);
-  absl::SetProgramUsageMessage("Owns the memory of wave buffers and hands it out by descriptor.");
-  const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
-  sigset_t signals;
-  ::sigemptyset(&signals);
-  ::sigaddset(&signals, SIGTERM);
-  ::sigaddset(&signals, SIGINT);
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
-
-  absl::StatusOr<WavebufferdOptions> options = OptionsFromFlags();
-  if (options.ok() && arguments.size() > 1) {
-    options = absl::InvalidArgumentError(
-        absl::StrCat("unexpected argument '", arguments[1], "'; every option is a --flag"));
-  }
-  const absl::Status status = options.ok() ? Serve(*options, signals) : options.status();
-  if (status.ok()) {
-    Log(LogLevel::kInfo, "stopped");
-    return 0;
-  }
-  Log(LogLevel::kError, "failed", {{"error", status}});
-  return absl::IsInvalidArgument(status) ? 2 : 1;
-}
-
 }  // namespace
 }  // namespace wavekv
 
-int main(int argc, char** argv) { return wavekv::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return wavekv::RunDaemon(
+      argc, argv,
+      {.name = "wavebufferd",
+       .usage = "Owns the memory of wave buffers and hands it out by descriptor.\n"
+                "Every flag can stand in a file: --flagfile=/etc/wavekv/wavebufferd.flags",
+       .file = __FILE__,
+       .serve = wavekv::Serve});
+}

@@ -1,13 +1,7 @@
 #include "gpu/wavebufferd/options.h"
 
-#include <cstdlib>
-#include <limits>
-#include <utility>
-
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/string_view.h"
 #include "proto/rpc/address.h"
 #include "storage/base/status_macros.h"
 
@@ -45,35 +39,6 @@ absl::Status ValidateWavebufferdOptions(const WavebufferdOptions& options) {
                      absl::StrCat(kThreadsMin, " to ", kThreadsMax));
   }
   return absl::OkStatus();
-}
-
-std::string DefaultWavebufferdAddress() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string base = runtime != nullptr && runtime[0] == '/' ? runtime : "/run";
-  return absl::StrCat("unix:", base, "/wavekv/wavebufferd.sock");
-}
-
-absl::StatusOr<uint64_t> ParseByteCount(absl::string_view text) {
-  constexpr std::pair<absl::string_view, int> kUnits[] = {
-      {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-  absl::string_view digits = text;
-  int shift = 0;
-  for (const auto& [suffix, unit_shift] : kUnits) {
-    if (absl::ConsumeSuffix(&digits, suffix)) {
-      shift = unit_shift;
-      break;
-    }
-  }
-  uint64_t count = 0;
-  const bool plain = !digits.empty() && absl::ascii_isdigit(static_cast<unsigned char>(digits[0]));
-  if (!plain || !absl::SimpleAtoi(digits, &count) ||
-      count > (std::numeric_limits<uint64_t>::max() >> shift)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text,
-                     "' is no size; expected bytes, or a whole number of KiB, MiB, GiB or TiB such "
-                     "as 8GiB"));
-  }
-  return count << shift;
 }
 
 }  // namespace wavekv

@@ -5,8 +5,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 
 namespace wavekv {
 
@@ -26,11 +24,5 @@ inline constexpr uint64_t kBytesMaxMin = uint64_t{1} << 20;
 
 // InvalidArgument names the flag, what was found and what is allowed.
 absl::Status ValidateWavebufferdOptions(const WavebufferdOptions& options);
-
-// In $XDG_RUNTIME_DIR/wavekv, or in /run/wavekv.
-std::string DefaultWavebufferdAddress();
-
-// "8GiB", "512MiB", "64KiB", "1TiB" or plain bytes.
-absl::StatusOr<uint64_t> ParseByteCount(absl::string_view text);
 
 }  // namespace wavekv

@@ -2,6 +2,8 @@
 
 #include <sys/un.h>
 
+#include <cstdlib>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
@@ -78,6 +80,12 @@ absl::StatusOr<Address> ParseAddress(std::string_view text) {
   address.host = std::string(host);
   address.port = static_cast<uint16_t>(port);
   return address;
+}
+
+std::string DefaultAddressOf(std::string_view daemon) {
+  const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
+  return absl::StrCat("unix:", runtime != nullptr && runtime[0] == '/' ? runtime : "/run",
+                      "/wavekv/", absl::string_view(daemon.data(), daemon.size()), ".sock");
 }
 
 }  // namespace wavekv

@@ -25,4 +25,8 @@ struct Address {
 // sockaddr_un (107 bytes); an IPv6 host is written "[::1]:7070"; port 0 means "any" to a server.
 absl::StatusOr<Address> ParseAddress(std::string_view text);
 
+// The UNIX socket of a daemon where no flag says otherwise: unix:/run/wavekv/<daemon>.sock, or in
+// $XDG_RUNTIME_DIR instead of /run where that is set to an absolute path.
+std::string DefaultAddressOf(std::string_view daemon);
+
 }  // namespace wavekv

@@ -367,15 +367,30 @@ TEST_F(RefusalTest, NothingIsSharedBetweenTenantsAndModels) {
 }
 
 TEST_F(RefusalTest, EngineOptions) {
-  for (const auto& spoil : std::vector<std::function<void(EngineOptions*)>>{
-           [](EngineOptions* o) { o->epoch = 0; }, [](EngineOptions* o) { o->batch_max = 0; },
-           [](EngineOptions* o) { o->sequences_max = 0; },
-           [](EngineOptions* o) { o->tokens_max = 0; },
-           [](EngineOptions* o) { o->build_queue_max = 0; }}) {
+  struct Row {
+    std::string named;
+    std::function<void(EngineOptions*)> spoil;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"epoch", [](EngineOptions* o) { o->epoch = 0; }},
+           {"build_queue_max", [](EngineOptions* o) { o->build_queue_max = 0; }},
+           {"--batch_max is 0", [](EngineOptions* o) { o->batch_max = 0; }},
+           {"--batch_max", [](EngineOptions* o) { o->batch_max = UINT32_MAX; }},
+           {"--sequences_max is 0", [](EngineOptions* o) { o->sequences_max = 0; }},
+           {"--sequences_max", [](EngineOptions* o) { o->sequences_max = UINT32_MAX; }},
+           {"--tokens_max is 0", [](EngineOptions* o) { o->tokens_max = 0; }},
+           // Beyond it the plan of a sequence's memory would overflow.
+           {"--tokens_max", [](EngineOptions* o) { o->tokens_max = kTokensMax + 1; }},
+           // A pool counts its threads in an int.
+           {"--build_threads", [](EngineOptions* o) { o->build_threads = UINT32_MAX; }},
+           {"--compute_threads", [](EngineOptions* o) { o->compute_threads = UINT32_MAX; }},
+       }) {
     EngineOptions options = {.epoch = 1};
-    spoil(&options);
-    EXPECT_EQ(Engine::Create(options, pool_, CreateCpuBackend(), nullptr).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    row.spoil(&options);
+    const absl::Status status =
+        Engine::Create(options, pool_, CreateCpuBackend(), nullptr).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << row.named << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(row.named));
   }
   EXPECT_EQ(Engine::Create({.epoch = 1}, pool_, nullptr, nullptr).status().code(),
             absl::StatusCode::kInvalidArgument);

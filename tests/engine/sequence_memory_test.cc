@@ -42,11 +42,16 @@ TEST_F(SequenceMemoryTest, Plan) {
   // The largest that the validator lets through overflows nothing.
   SequenceSpec giant = spec_;
   giant.shape = {1024, 1024, 1024, 256, 256, DType::kF32, 1.0f, ""};
-  giant.max_tokens = uint64_t{1} << 24;
+  giant.max_tokens = kTokensMax;
+  giant.index.segment_tokens = 65536;
   giant.index.tokens_per_cluster = 1;
-  const MemoryPlan huge = PlanMemory(giant, 256);
-  EXPECT_GT(huge.arena_bytes, giant.max_tokens * giant.shape.token_bytes() * 1024);
-  EXPECT_GT(huge.reserved_bytes, huge.arena_bytes);
+  const MemoryPlan huge = PlanMemory(giant, kEngineThreadsMax);
+  const double rows = static_cast<double>(kTokensMax) * 1024 * 1024 * 512 * sizeof(float);
+  EXPECT_NEAR(static_cast<double>(huge.arena_bytes), rows, 0.01 * rows);
+  giant.max_tokens = kTokensMax / 1024;
+  const MemoryPlan part = PlanMemory(giant, kEngineThreadsMax);
+  EXPECT_EQ(huge.reserved_bytes - huge.arena_bytes,
+            1024 * (part.reserved_bytes - part.arena_bytes));
 }
 
 TEST_F(SequenceMemoryTest, ChunksHaveTheirPlaceAndSegmentsTheirs) {

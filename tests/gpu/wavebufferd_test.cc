@@ -237,7 +237,8 @@ TEST(WavebufferdFlagsTest, BadOnesAreNamed) {
       {{"--listen=127.0.0.1:70"}, 2, "descriptors cannot be passed over a network"},
       {{"--listen=unix:relative"}, 2, "relative"},
       {{listen, "--bytes_max=0"}, 2, "--bytes_max is 0 bytes"},
-      {{listen, "--bytes_max=8GB"}, 1, "8GB"},
+      {{listen, "--bytes_max=8GB"}, 2, "8GB"},
+      {{listen, "--no_such_flag"}, 2, "--no_such_flag"},
       {{listen, "--bytes_max=1000TiB"}, 1, "lower --bytes_max"},  // More than any machine has.
       {{listen, "--lease_ms=1"}, 2, "--lease_ms is 1"},
       {{listen, "--threads_max=1"}, 2, "--threads_max is 1"},
@@ -248,7 +249,7 @@ TEST(WavebufferdFlagsTest, BadOnesAreNamed) {
   for (const Row& row : rows) {
     ChildProcess process(Wavebufferd(row.flags));
     EXPECT_EQ(process.WaitForExit(), row.exit) << row.names;
-    EXPECT_THAT(process.output(), HasSubstr(row.names));
+    EXPECT_THAT(process.output(), testing::AllOf(HasSubstr(row.names), HasSubstr("event=failed")));
   }
 }
 

@@ -1,6 +1,7 @@
 // proto/rpc: what both sides of the wire check and convert.
 
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <string>
@@ -168,6 +169,18 @@ TEST(TensorWireTest, RandomBytesAreJudgedNotTrusted) {
     EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kInvalidArgument);
   }
   EXPECT_GT(parsed, 0);
+}
+
+TEST(AddressTest, DefaultLiesInTheRuntimeDirectory) {
+  const char* before = std::getenv("XDG_RUNTIME_DIR");
+  const std::string saved = before == nullptr ? "" : before;
+  setenv("XDG_RUNTIME_DIR", "/run/user/1000", 1);
+  EXPECT_EQ(DefaultAddressOf("wavekvd"), "unix:/run/user/1000/wavekv/wavekvd.sock");
+  setenv("XDG_RUNTIME_DIR", "not absolute", 1);
+  EXPECT_EQ(DefaultAddressOf("wavekvd"), "unix:/run/wavekv/wavekvd.sock");
+  unsetenv("XDG_RUNTIME_DIR");
+  EXPECT_EQ(DefaultAddressOf("wavebufferd"), "unix:/run/wavekv/wavebufferd.sock");
+  if (before != nullptr) setenv("XDG_RUNTIME_DIR", saved.c_str(), 1);
 }
 
 }  // namespace

@@ -134,14 +134,26 @@ TEST_F(WavekvdTest, RefusesWhatItDoesNotUnderstand) {
     std::string text;
   };
   for (const Row& row : std::vector<Row>{
-           {{"--no_such_flag=1"}, 1, "no_such_flag"},
+           {{"--no_such_flag=1"}, 2, "no_such_flag"},
            {{"positional"}, 2, "positional"},
-           {{"--pool_bytes=8GB"}, 1, "8GiB"},
+           {{"--pool_bytes=abc"}, 2, "--pool_bytes=abc"},
+           {{"--flagfile=/no/such/flags"}, 2, "/no/such/flags"},
+           {{"--metrics_address=0.0.0.0:0"}, 2, "--allow_remote"},
            {{"--pool_bytes=4096TiB"}, 1, "pool"},
            {{"--socket_mode=rw"}, 2, "--socket_mode"},
            {{"--listen=tcp:1"}, 2, "--listen"},
            {{"--listen_tcp=127.0.0.1:0"}, 2, "--token_file"},
            {{"--message_bytes_max=4GiB"}, 2, "--message_bytes_max"},
+           {{"--build_threads=4294967295"}, 2, "--build_threads"},
+           {{"--compute_threads=4294967295"}, 2, "--compute_threads"},
+           {{"--worker_threads=4294967295"}, 2, "--worker_threads"},
+           {{"--tokens_max=18446744073709551615"}, 2, "--tokens_max"},
+           {{"--sequences_max=4294967295"}, 2, "--sequences_max"},
+           {{"--batch_max=4294967295"}, 2, "--batch_max"},
+           {{"--clients_max=4294967295"}, 2, "--clients_max"},
+           {{"--uids_max=4294967295"}, 2, "--uids_max"},
+           {{"--lease_ms=18446744073709551615"}, 2, "--lease_ms"},
+           {{"--shutdown_grace_ms=18446744073709551615"}, 2, "--shutdown_grace_ms"},
            {{"--tenant_map=nobody"}, 2, "--tenant_map"},
            {{"--log_level=loud"}, 2, "loud"},
            {{"--listen=unix:/no/such/place/s"}, 1, "/no/such/place"},
@@ -150,6 +162,7 @@ TEST_F(WavekvdTest, RefusesWhatItDoesNotUnderstand) {
     DaemonProcess daemon(Flags(row.flags));
     EXPECT_EQ(daemon.Wait(), row.exit_code) << row.flags[0] << "\n" << daemon.log();
     EXPECT_THAT(daemon.log(), HasSubstr(row.text));
+    EXPECT_THAT(daemon.log(), HasSubstr("event=failed"));
     EXPECT_THAT(daemon.log(), Not(HasSubstr("event=ready")));
   }
 }
