@@ -136,11 +136,15 @@ void Sequence::SetTtl(uint64_t ttl_ms) {
 }
 
 bool Sequence::ReleaseOwner(ClientId owner) {
-  MutexLock lock(&mutex_);
-  if (owner_ != owner) return true;
-  owner_ = ClientId(0);
-  if (pinned_ || ttl_ms_ > 0) return true;
-  EndLocked();
+  Remains remains;
+  {
+    MutexLock lock(&mutex_);
+    if (owner_ != owner) return true;
+    owner_ = ClientId(0);
+    if (pinned_ || ttl_ms_ > 0) return true;
+    remains = EndLocked();
+  }
+  memory_->Close();
   return false;
 }
 
@@ -160,28 +164,37 @@ int64_t Sequence::last_use_ms() const {
 }
 
 bool Sequence::EndIfExpired() {
-  MutexLock lock(&mutex_);
-  if (ended_ || pinned_ || ttl_ms_ == 0 || uses_ > 0) return false;
-  if (static_cast<uint64_t>(clock_->NowMs() - last_use_ms_) < ttl_ms_) return false;
-  EndLocked();
+  Remains remains;
+  {
+    MutexLock lock(&mutex_);
+    if (ended_ || pinned_ || ttl_ms_ == 0 || uses_ > 0) return false;
+    if (static_cast<uint64_t>(clock_->NowMs() - last_use_ms_) < ttl_ms_) return false;
+    remains = EndLocked();
+  }
+  memory_->Close();
   return true;
 }
 
 void Sequence::End() {
-  MutexLock lock(&mutex_);
-  EndLocked();
+  Remains remains;
+  {
+    MutexLock lock(&mutex_);
+    remains = EndLocked();
+  }
+  memory_->Close();
 }
 
-void Sequence::EndLocked() {
+Sequence::Remains Sequence::EndLocked() {
+  Remains remains;
   ended_ = true;
   for (Layer& layer : layers_) {
     layer.builds.Truncate(0);
-    layer.content = LayerContent();
-    layer.version = EmptyVersion();
+    remains.contents.push_back(std::exchange(layer.content, LayerContent()));
+    remains.versions.push_back(std::exchange(layer.version, EmptyVersion()));
     layer.last_queries = nullptr;
   }
-  memory_->Close();
   build_changed_.NotifyAll();
+  return remains;
 }
 
 void Sequence::AddCounters(const StepCounters& counters) {

@@ -132,12 +132,19 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     QueryVectors last_queries;
   };
 
+  // What an ended sequence held. Its memory is unmapped when it goes, which takes long: never under
+  // a lock that others wait for.
+  struct Remains {
+    std::vector<LayerContent> contents;
+    std::vector<std::shared_ptr<const LayerVersion>> versions;
+  };
+
   absl::Status CheckAlive(Generation wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckWrite(Generation generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   LayerSnapshot SnapshotLocked(uint32_t layer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<const LayerVersion> EmptyVersion() const;
   uint64_t TokenCountLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EndLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  [[nodiscard]] Remains EndLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status CheckPosition(const RowBatch& batch, uint32_t layer, uint64_t token_count,
                              AppendMode mode) const;

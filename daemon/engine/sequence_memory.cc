@@ -126,12 +126,16 @@ absl::StatusOr<RowMemory> SequenceMemory::AllocateSegment(uint32_t layer, const 
 }
 
 void SequenceMemory::Close() {
+  // The last owner of an arena unmaps it: without the lock.
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<MemoryFrame> sinks;
+  std::shared_ptr<MemoryFrame> spare_chunks;
   MutexLock lock(&mutex_);
   frames_.clear();
-  sinks_ = nullptr;
-  spare_chunks_ = nullptr;
+  sinks.swap(sinks_);
+  spare_chunks.swap(spare_chunks_);
   overflow_.clear();
-  arena_ = nullptr;
+  arena.swap(arena_);
 }
 
 uint64_t SequenceMemory::reserved_bytes() const {

@@ -43,10 +43,9 @@ bool SequenceRegistry::Remove(SequenceId id) {
 }
 
 std::shared_ptr<Sequence> SequenceRegistry::OldestEvictable(const TenantId& tenant) const {
-  MutexLock lock(&mutex_);
   std::shared_ptr<Sequence> oldest;
-  for (const auto& [id, sequence] : sequences_) {
-    if (sequence->tenant() != tenant || !sequence->Evictable()) continue;
+  for (const std::shared_ptr<Sequence>& sequence : List(tenant, SequenceId(0), UINT32_MAX)) {
+    if (!sequence->Evictable()) continue;
     if (oldest == nullptr || sequence->last_use_ms() < oldest->last_use_ms()) oldest = sequence;
   }
   return oldest;

@@ -14,7 +14,8 @@
 
 namespace wavekv {
 
-// Thread-safe.
+// Thread-safe. Every call of every tenant passes here, so the lock is held for look-ups only: no
+// sequence's lock is taken under it, and none is destroyed.
 class SequenceRegistry {
  public:
   explicit SequenceRegistry(uint32_t sequences_max) : sequences_max_(sequences_max) {}
