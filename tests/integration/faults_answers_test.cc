@@ -62,18 +62,26 @@ TEST_F(FaultsAnswersTest, RefusesWhatIsLabelledWrong) {
   HostCache cache = HostCache::Random(Shape(), 96, 12);
   const MislabelledRow rows[] = {
       {"HND bytes labelled NHD",
-       [](HostCache::Chunk* chunk) { chunk->keys.layout = client::Layout::kNHD; }, "96"},
+       [](HostCache::Chunk* chunk) { chunk->keys.layout = client::Layout::kNHD; },
+       "keys: expected shape [layers=2, tokens>0, kv_heads=2, key_dim=64] (NHD), found [2, 2, 96, "
+       "64]"},
       {"16-bit elements for a 32-bit sequence",
-       [](HostCache::Chunk* chunk) { chunk->keys.dtype = DType::kBF16; }, "bf16"},
+       [](HostCache::Chunk* chunk) { chunk->keys.dtype = DType::kBF16; },
+       "keys: expected dtype f32 as the sequence stores, found bf16"},
       {"heads and dim folded together",
        [](HostCache::Chunk* chunk) {
          chunk->keys.shape = {2, 96, 128};
        },
-       "128"},
-      {"a layer too few", [](HostCache::Chunk* chunk) { chunk->layers.pop_back(); }, "1"},
-      {"a layer that is not there", [](HostCache::Chunk* chunk) { chunk->layers[1] = 2; }, "2"},
+       "keys: expected shape [layers=2, kv_heads=2, tokens>0, key_dim=64] (HND), found [2, 96, "
+       "128]"},
+      {"a layer too few", [](HostCache::Chunk* chunk) { chunk->layers.pop_back(); },
+       "keys: expected shape [layers=1, kv_heads=2, tokens>0, key_dim=64] (HND), found [2, 2, 96, "
+       "64]"},
+      {"a layer that is not there", [](HostCache::Chunk* chunk) { chunk->layers[1] = 2; },
+       "layer: expected 0 ... 1, found 2"},
       {"values as wide as keys", [](HostCache::Chunk* chunk) { chunk->values.shape.back() = 64; },
-       "64"},
+       "values: expected shape [layers=2, kv_heads=2, tokens>0, value_dim=32] (HND), found [2, 2, "
+       "96, 64]"},
   };
   auto sequence = Create(Shape(), 128);
   ASSERT_OK(sequence.status());

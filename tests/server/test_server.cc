@@ -1,11 +1,14 @@
 #include "tests/server/test_server.h"
 
+#include <fcntl.h>
+
 #include <chrono>
 #include <cmath>
 #include <random>
 #include <thread>
 #include <utility>
 
+#include "grpcpp/create_channel_posix.h"
 #include "gtest/gtest.h"
 #include "proto/rpc/metadata.h"
 #include "proto/rpc/tensor_wire.h"
@@ -93,6 +96,13 @@ TestClient::TestClient(const std::string& address, std::string token) : token_(s
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);
   channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  stub_ = v1::WaveKV::NewStub(channel_);
+}
+
+TestClient::TestClient(UniqueFd connection) {
+  const int fd = connection.release();
+  WAVEKV_CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0, "gRPC wants sockets that do not block");
+  channel_ = grpc::CreateInsecureChannelFromFd("inherited", fd);
   stub_ = v1::WaveKV::NewStub(channel_);
 }
 

@@ -9,6 +9,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/server/server.h"
 #include "grpcpp/grpcpp.h"
+#include "storage/base/unique_fd.h"
 #include "tests/server/temp_dir.h"
 #include "wavekv/v1/wavekv.grpc.pb.h"
 
@@ -47,6 +48,8 @@ class TestClient {
  public:
   // `token`: sent with every call when not empty.
   explicit TestClient(const std::string& address, std::string token = "");
+  // Speaks over a socket that somebody has connected.
+  explicit TestClient(UniqueFd connection);
 
   // Attaches, or tells why not.
   grpc::Status Attach(uint64_t lease_ms = 0);

@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <barrier>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -16,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/server/daemon_process.h"
 #include "tests/server/test_server.h"
+#include "tests/storage/real_cgroup.h"
 
 namespace wavekv {
 namespace {
@@ -200,24 +203,61 @@ TEST_F(WavekvdTest, OnOneCpuItsThreadsAreFew) {
     sched_setaffinity(0, sizeof one, &one);
   });
   ASSERT_TRUE(daemon.WaitReady()) << daemon.log();
-  // Row 24: 32 clients at once.
+  // Row 24: 32 clients at once. Each looks at the daemon after each of its calls, and none leaves
+  // before all have come.
+  constexpr int kClients = 32;
+  std::vector<uint32_t> seen(kClients, 0);
+  std::barrier all_attached(kClients);
   std::vector<std::thread> threads;
-  for (int i = 0; i < 32; ++i) {
-    threads.emplace_back([this] {
+  for (int i = 0; i < kClients; ++i) {
+    threads.emplace_back([this, &all_attached, &most = seen[i]] {
       TestClient client(address_);
-      ASSERT_TRUE(client.Attach().ok());
+      const auto look = [&] {
+        v1::GetStatsReply stats;
+        EXPECT_TRUE(client.stub()->GetStats(client.Context().get(), {}, &stats).ok());
+        EXPECT_GT(stats.threads(), 0u);
+        most = std::max(most, stats.threads());
+      };
+      EXPECT_TRUE(client.Attach().ok());
+      all_attached.arrive_and_wait();
+      look();
       const v1::SequenceRef sequence = client.Create(64);
       EXPECT_TRUE(client.Insert(sequence, 0, 32).ok());
+      look();
       EXPECT_TRUE(client.Build(sequence).ok());
+      look();
+      all_attached.arrive_and_wait();
     });
   }
   for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(*std::max_element(seen.begin(), seen.end()), kThreadsMaxOnOneCpu);
+}
+
+// Row 28: a control group of 512 MiB around the program itself.
+TEST_F(WavekvdTest, InAControlGroupThatIsTooSmallItDoesNotStart) {
+  const RealCgroup group(512ull << 20);
+  if (!group.error().empty()) GTEST_SKIP() << group.error();
+  const auto enter = [&group] {
+    if (!group.Enter()) _exit(99);
+  };
+  {
+    DaemonProcess daemon({"--listen=" + address_, "--pool_bytes=1GiB"}, enter);
+    EXPECT_EQ(daemon.Wait(), 1) << daemon.log();
+    EXPECT_THAT(daemon.log(), HasSubstr("--pool_bytes"));
+    EXPECT_THAT(daemon.log(), HasSubstr(group.limit_file()));
+    EXPECT_THAT(daemon.log(), HasSubstr(std::to_string(512ull << 20)));
+    EXPECT_THAT(daemon.log(), Not(HasSubstr("event=ready")));
+  }
+  // One that fits starts, and tells the limit.
+  DaemonProcess daemon(Flags(), enter);
+  ASSERT_TRUE(daemon.WaitReady()) << daemon.log();
   TestClient client(address_);
   ASSERT_TRUE(client.Attach().ok());
   v1::GetStatsReply stats;
   ASSERT_TRUE(client.stub()->GetStats(client.Context().get(), {}, &stats).ok());
-  EXPECT_LE(stats.threads(), kThreadsMaxOnOneCpu);
-  EXPECT_GT(stats.threads(), 0u);
+  EXPECT_EQ(stats.cgroup_limit_bytes(), 512ull << 20);
+  EXPECT_LE(stats.memory_available_bytes(), 512ull << 20);
+  EXPECT_THAT(stats.cgroup_version(), testing::AnyOf("v1", "v2"));
 }
 
 }  // namespace

@@ -1,23 +1,20 @@
 #include "storage/base/memory_probe.h"
 
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/base/cgroup.h"
 #include "storage/base/shared_memory.h"
 #include "tests/storage/fake_root.h"
+#include "tests/storage/real_cgroup.h"
 
 namespace wavekv {
 namespace {
@@ -240,47 +237,12 @@ TEST(MemoryProbeTest, ReadsThisMachine) {
   }
 }
 
-bool WriteFile(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text << std::flush;
-  return file.good();
-}
-
-// A real control group below this process's own, with a limit. `error` says why there is none.
-class RealCgroup {
- public:
-  explicit RealCgroup(uint64_t limit_bytes) {
-    const CgroupChain chain = FindCgroup("", "memory");
-    if (chain.version == 0) {
-      error = "no memory controller is mounted";
-      return;
-    }
-    const std::string wanted = absl::StrCat(chain.directories.front(), "/wavekv-test-", ::getpid());
-    if (::mkdir(wanted.c_str(), 0755) != 0) {
-      error = absl::StrCat("cannot make ", wanted, ": ", std::strerror(errno));
-      return;
-    }
-    directory = wanted;
-    limit_file = wanted + (chain.version == 1 ? "/memory.limit_in_bytes" : "/memory.max");
-    if (!WriteFile(limit_file, absl::StrCat(limit_bytes))) {
-      error = absl::StrCat("cannot set ", limit_file);
-    }
-  }
-  ~RealCgroup() {
-    if (!directory.empty()) ::rmdir(directory.c_str());
-  }
-
-  std::string directory;
-  std::string limit_file;
-  std::string error;
-};
-
 // Runs in a child inside the group; returns what went wrong, or "".
 std::string CheckInsideCgroup(const RealCgroup& group) {
-  if (!WriteFile(group.directory + "/cgroup.procs", "0")) return "cannot enter the group";
+  if (!group.Enter()) return "cannot enter the group";
   const MemoryReport report = ReadMemoryReport();
   if (report.cgroup_limit_bytes != 512 * kMiB) return "limit not seen";
-  if (report.cgroup_limit_file != group.limit_file) return "limit seen elsewhere";
+  if (report.cgroup_limit_file != group.limit_file()) return "limit seen elsewhere";
   const absl::Status refused = CheckPoolFits(report, kGiB);
   if (refused.code() != absl::StatusCode::kFailedPrecondition) {
     return absl::StrCat("not refused: ", refused.ToString());
@@ -300,7 +262,7 @@ std::string CheckInsideCgroup(const RealCgroup& group) {
 
 TEST(MemoryProbeTest, RealCgroupOf512MiBRefusesAPoolOf1GiB) {
   const RealCgroup group(512 * kMiB);
-  if (!group.error.empty()) GTEST_SKIP() << group.error;
+  if (!group.error().empty()) GTEST_SKIP() << group.error();
   int result[2];
   ASSERT_EQ(::pipe(result), 0);
   const pid_t child = ::fork();
