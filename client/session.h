@@ -5,7 +5,7 @@
 //   auto sequence = (*session)->CreateSequence(options);
 //   (*sequence)->Insert(0, all_layers, keys, values);   // prefill
 //   (*sequence)->BuildIndex();
-//   auto step = (*sequence)->Attend(layer, q, {.keys = k, .values = v});  // decode
+//   auto step = (*sequence)->Attend(layer, q, {.append_keys = k, .append_values = v});  // decode
 #pragma once
 
 #include <functional>

@@ -1,19 +1,40 @@
 # One way to declare a room, a program and a test, so that all get the same warnings and includes.
 
+# What others link, installed or as a subdirectory, carries the language and, where there are any, the
+# sanitizers, which all of a program must have. Our warnings are for us.
 add_library(wavekv_options INTERFACE)
-target_include_directories(wavekv_options INTERFACE ${CMAKE_SOURCE_DIR})
-# A designated initialiser leaves the other members at their defaults on purpose.
-target_compile_options(wavekv_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers
-                       -Werror=return-type -Werror=unused-result)
-if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  target_compile_options(wavekv_options INTERFACE -Wthread-safety -Werror=thread-safety)
+target_compile_features(wavekv_options INTERFACE cxx_std_20)
+target_include_directories(wavekv_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+if(PROJECT_IS_TOP_LEVEL)
+  # A designated initialiser leaves the other members at their defaults on purpose.
+  set(warnings -Wall -Wextra -Wno-missing-field-initializers -Werror=return-type
+      -Werror=unused-result)
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    list(APPEND warnings -Wthread-safety -Werror=thread-safety)
+  endif()
+  target_compile_options(wavekv_options INTERFACE "$<BUILD_INTERFACE:${warnings}>")
 endif()
-target_compile_definitions(wavekv_options INTERFACE WAVEKV_VERSION="${PROJECT_VERSION}")
+target_compile_definitions(wavekv_options
+                           INTERFACE $<BUILD_INTERFACE:WAVEKV_VERSION="${PROJECT_VERSION}">)
 if(WAVEKV_SANITIZE)
   target_compile_options(wavekv_options INTERFACE -fsanitize=${WAVEKV_SANITIZE}
                          -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(wavekv_options INTERFACE -fsanitize=${WAVEKV_SANITIZE})
 endif()
+
+install(TARGETS wavekv_options EXPORT wavekvTargets)
+
+# wavekv_install_library(NAME [HEADERS files...]): installs a target wavekv_NAME as wavekv::NAME of
+# the package, with those of its headers that users include. For the SDK and what it links.
+function(wavekv_install_library name)
+  cmake_parse_arguments(ARG "" "" "HEADERS" ${ARGN})
+  set_target_properties(wavekv_${name} PROPERTIES EXPORT_NAME ${name})
+  target_sources(wavekv_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}
+                                       FILES ${ARG_HEADERS})
+  install(TARGETS wavekv_${name} EXPORT wavekvTargets
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+          FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wavekv)
+endfunction()
 
 # wavekv_library(NAME SRCS files... DEPS targets...): a static library wavekv_NAME, alias
 # wavekv::NAME. DEPS are public.
@@ -48,7 +69,7 @@ function(wavekv_test name)
   endif()
   add_executable(${name} ${name}.cc ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE wavekv_options ${ARG_DEPS} GTest::gmock GTest::gtest_main)
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
                        PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/sequence_memory.h"
 #include "gmock/gmock.h"
 #include "tests/engine/engine_fixture.h"
 
