@@ -29,7 +29,7 @@ class StrongId {
 using SequenceId = StrongId<struct SequenceIdTag, uint64_t>;
 // A lease holder; 0 is nobody.
 using ClientId = StrongId<struct ClientIdTag, uint64_t>;
-// Bumped by truncate, restore and re-attach; starts at 1. 0 in a request means "any".
+// Counts truncations; starts at 1. 0 in a request means "any".
 using Generation = StrongId<struct GenerationTag, uint64_t>;
 
 // Who owns memory and sequences: "uid:1000", or the name that belongs to a token.

@@ -53,10 +53,34 @@ def test_readme_names_the_two_commands():
         assert command in readme
 
 
+def test_every_row_of_faults_names_tests_that_there_are():
+    sources = "\n".join(path.read_text() for path in tracked("tests/**.cc", "tests/**.py"))
+    page = (ROOT / "docs/faults.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", page, re.MULTILINE)
+    numbers = [int(number) for number, _ in rows]
+    assert numbers == list(range(1, len(rows) + 1))
+    for number, tests in rows:
+        names = re.findall(r"`([\w.]+)`", tests)
+        assert names or tests.startswith("none yet: "), f"row {number} names no test"
+        for name in names:
+            suite, _, case = name.partition(".")
+            found = rf"TEST(_F|_P)?\({suite},\s+{case}\)" if case else rf"def {name}\("
+            assert re.search(found, sources), f"row {number}: there is no test {name}"
+    for number in re.findall(r"FAULTS (?:rows? )?(\d+)|\b[Rr]ow (\d+)(?= of the list| *:|,)", sources):
+        assert int(number[0] or number[1]) in numbers, f"a test names row {number}, which there is not"
+
+
 def test_flags_and_metrics_are_documented():
     operations = (ROOT / "docs/operations.md").read_text()
-    for path in tracked("daemon/**.cc", "gpu/**.cc"):
-        for flag in re.findall(r"ABSL_FLAG\([^,]+,\s*(\w+)", path.read_text()):
+    for path in tracked("*.cc"):
+        if path.is_relative_to(ROOT / "tests") or path.is_relative_to(ROOT / "bench"):
+            continue
+        flags = re.findall(r"ABSL_FLAG\([^,]+,\s*(\w+)", path.read_text())
+        flags += re.findall(r'add_(?:flag|option)\("--([\w-]+)"', path.read_text())
+        for flag in flags:
             assert f"--{flag}" in operations, f"flag --{flag} of {path} is not in docs/operations.md"
-        for metric in re.findall(r'"(wavekv_\w+)"', path.read_text()):
+        for variable in re.findall(r'getenv\("(\w+)"\)', path.read_text()):
+            assert f"`{variable}`" in operations, f"{variable}, read by {path}, is not documented"
+        metrics = re.findall(r'"(wavekv_\w+)"', path.read_text())
+        for metric in metrics if path.is_relative_to(ROOT / "daemon") else ():
             assert metric in operations, f"metric {metric} of {path} is not in docs/operations.md"
