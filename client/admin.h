@@ -59,9 +59,14 @@ struct DaemonStats {
   StepCounters counters;                  // Since start.
   std::map<std::string, uint64_t> calls;  // RPC name -> count.
   std::string isa;
-  uint64_t build_queue = 0;
+  uint64_t build_queue = 0;  // Layers that wait for a thread to cluster their segments.
   std::string cgroup_version;
-  uint32_t data_channels = 0;  // Clients that are served over shared memory.
+  uint32_t data_channels = 0;    // Clients that are served over shared memory.
+  uint64_t huge_page_bytes = 0;  // Size of one; the host's reserved ones:
+  uint64_t huge_pages_total = 0;
+  uint64_t huge_pages_free = 0;
+  std::string shmem_huge_pages;  // "never", "advise", ...: transparent ones for the pool.
+  uint32_t numa_nodes = 0;
 };
 
 struct SequenceSummary {
@@ -109,8 +114,9 @@ struct SegmentSummary {
 struct IndexDescription {
   uint64_t generation = 0;
   uint64_t version = 0;
-  uint64_t token_count = 0;
-  uint64_t steady_tokens = 0;
+  uint64_t token_count = 0;    // Of the longest layer described.
+  uint64_t steady_tokens = 0;  // Summed over the indexes described.
+  uint32_t index_count = 0;    // One for each layer and KV head described.
   std::vector<SegmentSummary> segments;
   uint64_t segments_left_off = 0;  // The daemon lists a bounded number.
   Histogram sizes;                 // Tokens per cluster.
@@ -130,6 +136,8 @@ struct ExplainedCluster {
   uint32_t size = 0;
   double radius = 0;
   double logit_max = 0;
+  double expected_error =
+      0;  // Of the output if it is estimated: mass times spread, over the group.
   double estimated_mass = 0;  // Shares of the group's mass, 0 ... 1.
   double true_mass = 0;
   std::string zone;                 // "retrieval", "sketch", "estimation" or "ignored".
@@ -145,7 +153,8 @@ struct Explanation {
   double steady_mass = 0;  // True shares of the whole attention mass, mean over the group.
   double retrieval_mass = 0;
   double estimation_mass = 0;
-  std::string budget;  // In words.
+  std::string ranked_by;  // What orders the clusters: "expected error" or "estimated mass".
+  std::string budget;     // In words.
 };
 
 struct ExplainOptions {

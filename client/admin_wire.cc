@@ -40,7 +40,12 @@ DaemonStats FromWire(const v1::GetStatsReply& reply) {
                     .isa = reply.isa(),
                     .build_queue = reply.build_queue(),
                     .cgroup_version = reply.cgroup_version(),
-                    .data_channels = reply.data_channels()};
+                    .data_channels = reply.data_channels(),
+                    .huge_page_bytes = reply.huge_page_bytes(),
+                    .huge_pages_total = reply.huge_pages_total(),
+                    .huge_pages_free = reply.huge_pages_free(),
+                    .shmem_huge_pages = reply.shmem_huge_pages(),
+                    .numa_nodes = reply.numa_nodes()};
   for (const v1::TenantStats& tenant : reply.tenants()) {
     stats.tenants.push_back({.tenant = tenant.tenant(),
                              .bytes_max = tenant.bytes_max(),
@@ -91,6 +96,7 @@ absl::StatusOr<IndexDescription> FromWire(const v1::DescribeIndexReply& reply) {
                                .version = reply.version(),
                                .token_count = reply.token_count(),
                                .steady_tokens = reply.steady_tokens(),
+                               .index_count = reply.index_count(),
                                .segments_left_off = reply.segments_left_off(),
                                .imbalance = reply.imbalance(),
                                .cluster_count = reply.cluster_count(),
@@ -125,6 +131,7 @@ Explanation FromWire(const v1::ExplainReply& reply) {
                           .steady_mass = reply.steady_mass(),
                           .retrieval_mass = reply.retrieval_mass(),
                           .estimation_mass = reply.estimation_mass(),
+                          .ranked_by = reply.ranked_by(),
                           .budget = reply.budget()};
   for (const v1::ExplainedCluster& cluster : reply.clusters()) {
     explanation.clusters.push_back(
@@ -134,6 +141,7 @@ Explanation FromWire(const v1::ExplainReply& reply) {
          .size = cluster.size(),
          .radius = cluster.radius(),
          .logit_max = cluster.logit_max(),
+         .expected_error = cluster.expected_error(),
          .estimated_mass = cluster.estimated_mass(),
          .true_mass = cluster.true_mass(),
          .zone = cluster.zone(),

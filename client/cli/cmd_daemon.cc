@@ -1,9 +1,6 @@
 // status, sequences, doctor, build and drop.
 
-#include <sys/resource.h>
-
 #include <cstdio>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -16,15 +13,6 @@
 #include "storage/base/status_macros.h"
 
 namespace wavekv::client {
-namespace {
-
-uint64_t MemlockBytes() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return 0;
-  return limit.rlim_cur == RLIM_INFINITY ? std::numeric_limits<uint64_t>::max() : limit.rlim_cur;
-}
-
-}  // namespace
 
 absl::Status RunStatus(const CommandOptions& options) {
   WAVEKV_ASSIGN_OR_RETURN(const std::unique_ptr<Admin> admin, Admin::Connect(options.client));
@@ -57,7 +45,7 @@ absl::Status RunSequences(const CommandOptions& options) {
 }
 
 absl::Status RunDoctor(const CommandOptions& options) {
-  std::vector<Check> checks = CheckMachine("", MemlockBytes());
+  std::vector<Check> checks = CheckMachine("");
   for (Check& check : CheckDaemon(options.client)) checks.push_back(std::move(check));
   size_t failed = 0;
   Json list = Json::array();

@@ -59,11 +59,22 @@ void PrintSegments(const IndexDescription& index) {
   }
 }
 
+// Tokens are counted once, the steady zone in each index: of several, their mean is comparable.
+std::string TokensText(const IndexDescription& index) {
+  const uint64_t steady = index.index_count == 0
+                              ? 0
+                              : (index.steady_tokens + index.index_count / 2) / index.index_count;
+  return absl::StrCat(
+      CountText(index.token_count), ", ", CountText(steady), " of them in the steady zone",
+      index.index_count > 1 ? absl::StrCat(" (mean of ", CountText(index.index_count),
+                                           " indexes: one for each layer and KV head)")
+                            : "");
+}
+
 void PrintIndex(uint64_t sequence_id, const std::string& where, const IndexDescription& index) {
   absl::PrintF("Sequence %d, %s, generation %d, version %d%s\n", sequence_id, where,
                index.generation, index.version, index.building ? " (building)" : "");
-  absl::PrintF("  tokens     %s, %s of them in the steady zone\n", CountText(index.token_count),
-               CountText(index.steady_tokens));
+  absl::PrintF("  tokens     %s\n", TokensText(index));
   absl::PrintF("  segments   %s\n", CountText(index.segments.size() + index.segments_left_off));
   absl::PrintF("  clusters   %s, imbalance %.3f (1 is even)\n", CountText(index.cluster_count),
                index.imbalance);
@@ -161,6 +172,7 @@ absl::Status RunExplain(const CommandOptions& options, uint64_t sequence_id,
                {"size"},
                {"radius"},
                {"logit"},
+               {"error"},
                {"estimated"},
                {"true"},
                {"zone", Align::kLeft},
@@ -169,10 +181,12 @@ absl::Status RunExplain(const CommandOptions& options, uint64_t sequence_id,
     table.Add({CountText(cluster.rank), CountText(cluster.segment_idx),
                CountText(cluster.cluster_idx), CountText(cluster.size),
                absl::StrFormat("%.3g", cluster.radius), absl::StrFormat("%.2f", cluster.logit_max),
-               PercentText(cluster.estimated_mass), PercentText(cluster.true_mass),
-               Printable(cluster.zone), PositionsText(cluster.positions, cluster.size)});
+               absl::StrFormat("%.2e", cluster.expected_error), PercentText(cluster.estimated_mass),
+               PercentText(cluster.true_mass), Printable(cluster.zone),
+               PositionsText(cluster.positions, cluster.size)});
   }
-  absl::PrintF("\nClusters by estimated mass\n%s", table.Render(2));
+  absl::PrintF("\nClusters by %s (error: what estimating one would do to the output)\n%s",
+               Printable(explanation.ranked_by), table.Render(2));
   return absl::OkStatus();
 }
 

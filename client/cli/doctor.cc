@@ -1,57 +1,27 @@
 #include "client/cli/doctor.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <limits>
 #include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "client/cli/text.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/rpc/protocol_version.h"
+#include "storage/base/cgroup.h"
+#include "storage/base/memory_probe.h"
 
 namespace wavekv::client {
 namespace {
 
 using Verdict = Check::Verdict;
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr uint64_t kMemoryWarnBytes = 2 * kGiB;
-constexpr uint64_t kMemlockWarnBytes = 64 * kMiB;
-constexpr size_t kFileBytesMax = size_t{1} << 20;
-constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
-// cgroup v1 writes "no limit" as the largest multiple of the page size.
-constexpr uint64_t kCgroupV1Unlimited = uint64_t{1} << 62;
-
-// A small kernel file; nullopt when it cannot be read.
-std::optional<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return std::nullopt;
-  std::string text(kFileBytesMax, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
 
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-// "MemAvailable:  123 kB" of /proc/meminfo, in bytes; for HugePages_Total the bare number.
-std::optional<uint64_t> MeminfoValue(const std::string& meminfo, absl::string_view field) {
-  for (absl::string_view line : absl::StrSplit(meminfo, '\n')) {
-    if (!absl::ConsumePrefix(&line, absl::StrCat(field, ":"))) continue;
-    const bool kilobytes = absl::ConsumeSuffix(&line, " kB");
-    uint64_t value = 0;
-    if (!absl::SimpleAtoi(line, &value) || value > kUnlimited / 1024) return std::nullopt;
-    return kilobytes ? value * 1024 : value;
-  }
-  return std::nullopt;
-}
 
 Check CheckVersions() {
   return {.name = "versions",
@@ -59,82 +29,68 @@ Check CheckVersions() {
                                 " to ", kProtocolVersionMax, ", gRPC ", grpc::Version())};
 }
 
-Check CheckMemory(const std::string& meminfo) {
-  const std::optional<uint64_t> available = MeminfoValue(meminfo, "MemAvailable");
-  const std::optional<uint64_t> total = MeminfoValue(meminfo, "MemTotal");
-  if (!available.has_value() || !total.has_value()) {
+Check CheckMemory(const MemoryReport& memory) {
+  if (memory.machine_total_bytes == 0) {
     return {.name = "memory",
             .verdict = Verdict::kWarn,
             .found = "/proc/meminfo cannot be read",
             .cure = "mount /proc"};
   }
   Check check{.name = "memory",
-              .found = absl::StrCat(BytesText(*available), " available of ", BytesText(*total))};
-  if (*available < kMemoryWarnBytes) {
+              .found = absl::StrCat(BytesText(memory.machine_available_bytes), " available of ",
+                                    BytesText(memory.machine_total_bytes))};
+  if (memory.machine_available_bytes < kMemoryWarnBytes) {
     check.verdict = Verdict::kWarn;
     check.cure = "free memory, or give wavekvd a smaller --pool_bytes";
   }
   return check;
 }
 
-// The limit of our own cgroup or the nearest one above it that has one.
-Check CheckCgroup(const std::string& root) {
+// The tightest limit of our own control group and those above it.
+Check CheckCgroup(const MemoryReport& memory) {
   Check check{.name = "cgroup"};
-  const bool v2 = std::filesystem::exists(root + "/sys/fs/cgroup/cgroup.controllers");
-  const bool v1 = std::filesystem::exists(root + "/sys/fs/cgroup/memory");
-  if (!v2 && !v1) {
+  if (memory.cgroup_version == 0) {
     check.found = "none mounted: no limit to see";
     return check;
   }
-  const std::string base = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-  const char* const file = v2 ? "memory.max" : "memory.limit_in_bytes";
-  std::filesystem::path group;
-  const std::string self = ReadFile(root + "/proc/self/cgroup").value_or("");
-  for (const absl::string_view line : absl::StrSplit(self, '\n')) {
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() == 3 && parts[1] == (v2 ? "" : "memory")) group = parts[2];
+  check.found = absl::StrCat("v", memory.cgroup_version, ", ");
+  if (!memory.cgroup_limit_bytes.has_value()) {
+    absl::StrAppend(&check.found, "no memory limit");
+    return check;
   }
-  uint64_t limit = kUnlimited;
-  while (true) {
-    const std::string path = absl::StrCat(root, base, group.string(), "/", file);
-    uint64_t value = 0;
-    const std::optional<std::string> text = ReadFile(path);
-    if (text.has_value() && absl::SimpleAtoi(*text, &value) && value < kCgroupV1Unlimited) {
-      limit = std::min(limit, value);
-    }
-    if (group.empty() || group == "/") break;
-    group = group.parent_path();
-  }
-  check.found = absl::StrCat(
-      v2 ? "v2, " : "v1, ",
-      limit == kUnlimited ? "no memory limit" : absl::StrCat("memory limit ", BytesText(limit)));
-  if (limit < kMemoryWarnBytes) {
+  absl::StrAppend(&check.found, "memory limit ", BytesText(*memory.cgroup_limit_bytes), ", ",
+                  BytesText(memory.cgroup_free_bytes.value_or(0)), " of it free (",
+                  memory.cgroup_limit_file, ")");
+  if (memory.cgroup_free_bytes.value_or(0) < kMemoryWarnBytes) {
     check.verdict = Verdict::kWarn;
     check.cure = "raise the container's memory limit, or give wavekvd a smaller --pool_bytes";
   }
   return check;
 }
 
-Check CheckMemlock(uint64_t bytes) {
-  Check check{.name = "memlock",
-              .found = bytes == kUnlimited ? "unlimited" : absl::StrCat(BytesText(bytes))};
-  if (bytes < kMemlockWarnBytes) {
-    check.verdict = Verdict::kWarn;
-    check.cure =
-        "ulimit -l unlimited, LimitMEMLOCK=infinity, or --ulimit memlock=-1 for a container: "
-        "memory that is not locked is copied to a GPU slowly";
-  }
-  return check;
+Check CheckMemlock(const MemoryReport& memory) {
+  return {.name = "memlock",
+          .found = absl::StrCat(memory.memlock_limit_bytes.has_value()
+                                    ? BytesText(*memory.memlock_limit_bytes)
+                                    : "unlimited",
+                                " (the host backend locks no memory)")};
 }
 
-Check CheckHugePages(const std::string& root, const std::string& meminfo) {
-  const uint64_t reserved = MeminfoValue(meminfo, "HugePages_Total").value_or(0);
-  const std::string shmem = FirstLine(
-      ReadFile(root + "/sys/kernel/mm/transparent_hugepage/shmem_enabled").value_or("unknown"));
+Check CheckHugePages(const MemoryReport& memory) {
   return {.name = "huge pages",
-          .found = absl::StrCat(CountText(reserved),
-                                " reserved; transparent ones for shared memory: ", Printable(shmem),
-                                " (optional, used where they are there)")};
+          .found = absl::StrCat(
+              CountText(memory.huge_pages_total), " reserved, ", CountText(memory.huge_pages_free),
+              " free; transparent ones for shared memory: ",
+              memory.shmem_huge_pages.empty() ? "unknown" : Printable(memory.shmem_huge_pages),
+              " (optional; the pool asks for them)")};
+}
+
+Check CheckNuma(const MemoryReport& memory) {
+  return {.name = "numa",
+          .found = absl::StrCat(memory.numa_node_count, " node",
+                                memory.numa_node_count == 1 ? ""
+                                                            : "s; the pool's pages lie where "
+                                                              "they are touched first")};
 }
 
 Check CheckGpu(const std::string& root) {
@@ -146,7 +102,7 @@ Check CheckGpu(const std::string& root) {
     uint32_t index = 0;
     if (absl::ConsumePrefix(&name, "nvidia") && absl::SimpleAtoi(name, &index)) ++devices;
   }
-  const std::optional<std::string> driver = ReadFile(root + "/proc/driver/nvidia/version");
+  const std::optional<std::string> driver = ReadSmallFile(root + "/proc/driver/nvidia/version");
   if (devices == 0 && !driver.has_value()) {
     return {.name = "gpu", .found = "none: wavebufferd runs with --backend=host"};
   }
@@ -199,14 +155,10 @@ const char* VerdictName(Verdict verdict) {
   return "FAIL";
 }
 
-std::vector<Check> CheckMachine(const std::string& root, uint64_t memlock_bytes) {
-  const std::string meminfo = ReadFile(root + "/proc/meminfo").value_or("");
-  return {CheckVersions(),
-          CheckMemory(meminfo),
-          CheckCgroup(root),
-          CheckMemlock(memlock_bytes),
-          CheckHugePages(root, meminfo),
-          CheckGpu(root)};
+std::vector<Check> CheckMachine(const std::string& root) {
+  const MemoryReport memory = ReadMemoryReport(root);
+  return {CheckVersions(),        CheckMemory(memory), CheckCgroup(memory), CheckMemlock(memory),
+          CheckHugePages(memory), CheckNuma(memory),   CheckGpu(root)};
 }
 
 std::vector<Check> CheckDaemon(const ClientOptions& options) {

@@ -20,9 +20,9 @@ struct Check {
 
 const char* VerdictName(Check::Verdict verdict);  // "OK", "WARN", "FAIL"
 
-// Reads what the kernel tells about this machine. `root` is put before every path ("" outside of
-// tests), `memlock_bytes` is RLIMIT_MEMLOCK with UINT64_MAX for unlimited.
-std::vector<Check> CheckMachine(const std::string& root, uint64_t memlock_bytes);
+// Reads what the kernel tells about this machine. `root` is put before every path ("" outside
+// of tests).
+std::vector<Check> CheckMachine(const std::string& root);
 
 // Connects to the daemon and reads its statistics.
 std::vector<Check> CheckDaemon(const ClientOptions& options);

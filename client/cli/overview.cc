@@ -34,8 +34,9 @@ std::string PoolLines(const DaemonStats& stats) {
       "│ ", BytesText(stats.pool_reserved_bytes), " reserved of ", BytesText(stats.pool_bytes_max),
       "\n           payload ", BytesText(stats.pool_payload_bytes), " in ",
       BytesText(stats.pool_allocated_bytes), ", index ", BytesText(stats.index_bytes),
-      stats.build_queue > 0 ? absl::StrCat(", ", CountText(stats.build_queue), " builds queued")
-                            : "",
+      stats.build_queue > 0
+          ? absl::StrCat(", ", CountText(stats.build_queue), " layers wait to be clustered")
+          : "",
       "\n");
 }
 
@@ -50,6 +51,13 @@ std::string ProcessLine(const DaemonStats& stats) {
 std::string DataLine(const DaemonStats& stats) {
   return absl::StrCat("  data     ", stats.data_channels,
                       stats.data_channels == 1 ? " client" : " clients", " over shared memory\n");
+}
+
+std::string HostLine(const DaemonStats& stats) {
+  return absl::StrCat("  host     ", stats.numa_nodes, " NUMA node",
+                      stats.numa_nodes == 1 ? "" : "s", ", huge pages for the pool: ",
+                      stats.shmem_huge_pages.empty() ? "none" : Printable(stats.shmem_huge_pages),
+                      ", ", CountText(stats.huge_pages_total), " reserved\n");
 }
 
 std::string StepsText(const StepCounters& counters) {
@@ -122,9 +130,9 @@ std::string RatesText(const DaemonStats& before, const DaemonStats& now, uint64_
 }  // namespace
 
 std::string StatusText(const std::string& address, const DaemonStats& stats) {
-  std::string text =
-      absl::StrCat(DaemonLine(address, stats), PoolLines(stats), ProcessLine(stats),
-                   DataLine(stats), "  steps    ", StepsText(stats.counters), " since start\n");
+  std::string text = absl::StrCat(DaemonLine(address, stats), PoolLines(stats), ProcessLine(stats),
+                                  DataLine(stats), HostLine(stats), "  steps    ",
+                                  StepsText(stats.counters), " since start\n");
   Table tenants(
       {{"tenant", Align::kLeft}, {"sequences"}, {"clients"}, {"reserved"}, {"payload"}, {"limit"}});
   for (const TenantStats& tenant : stats.tenants) {

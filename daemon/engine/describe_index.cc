@@ -57,6 +57,7 @@ IndexDescription DescribeLayers(std::span<const std::pair<uint32_t, LayerSnapsho
     description.generation = snapshot.generation;
     description.version = std::max(description.version, snapshot.version->number());
     description.token_count = std::max(description.token_count, snapshot.token_count);
+    description.index_count += end - first;
     description.steady_tokens += snapshot.steady_tokens() * (end - first);
     description.payload_bytes +=
         snapshot.token_count * (end - first) * (shape.key_bytes() + shape.value_bytes());

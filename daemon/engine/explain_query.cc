@@ -54,6 +54,7 @@ absl::StatusOr<ExplainedCluster> ExplainCluster(ComputeBackend* backend, const H
     explained.logit_max = std::max<double>(
         explained.logit_max, scores.logits[size_t{head} * scores.cluster_count + cluster]);
   }
+  explained.expected_error = scores.rank[cluster];
   explained.estimated_mass = scores.mass_share[cluster] / scores.group_size;
   WAVEKV_ASSIGN_OR_RETURN(const PartialAttention own,
                           AttendSome(backend, step, std::span(&cluster, 1)));
@@ -138,15 +139,14 @@ absl::StatusOr<Explanation> ExplainHead(ComputeBackend* backend, const LayerSnap
   explanation.estimation_mass = MeanShare(estimated.lse, whole.lse);
   explanation.budget = BudgetText(budget);
 
+  const bool by_mass = budget.kind == BudgetKind::kCoverage;
+  explanation.ranked_by = by_mass ? "estimated mass" : "expected error";
+  const std::vector<float>& rank = by_mass ? step.scores().mass_share : step.scores().rank;
   const size_t listed =
       std::min<size_t>(top == 0 ? kClustersExplainedDefault : top, clusters.size());
-  std::partial_sort(clusters.begin(), clusters.begin() + static_cast<ptrdiff_t>(listed),
-                    clusters.end(), [&](uint32_t a, uint32_t b) {
-                      const std::vector<float>& rank = budget.kind == BudgetKind::kCoverage
-                                                           ? step.scores().mass_share
-                                                           : step.scores().rank;
-                      return rank[a] != rank[b] ? rank[a] > rank[b] : a < b;
-                    });
+  std::partial_sort(
+      clusters.begin(), clusters.begin() + static_cast<ptrdiff_t>(listed), clusters.end(),
+      [&](uint32_t a, uint32_t b) { return rank[a] != rank[b] ? rank[a] > rank[b] : a < b; });
   for (size_t i = 0; i < listed; ++i) {
     WAVEKV_ASSIGN_OR_RETURN(ExplainedCluster explained,
                             ExplainCluster(backend, step, clusters[i], clustered.lse));

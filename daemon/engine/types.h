@@ -200,8 +200,9 @@ struct SegmentStatus {
 struct IndexDescription {
   Generation generation;
   uint64_t version = 0;
-  uint64_t token_count = 0;
-  uint64_t steady_tokens = 0;
+  uint64_t token_count = 0;    // Of the longest layer described.
+  uint64_t steady_tokens = 0;  // Summed over the indexes described.
+  uint32_t index_count = 0;    // One for each layer and KV head described.
   std::vector<SegmentStatus> segments;
   uint64_t segments_left_off = 0;
   Histogram sizes;
@@ -222,6 +223,7 @@ struct ExplainedCluster {
   double radius = 0;
   double logit_max = 0;
   double estimated_mass = 0;
+  double expected_error = 0;  // ClusterScores::rank
   double true_mass = 0;
   std::string zone;
   std::vector<uint64_t> positions;
@@ -236,6 +238,7 @@ struct Explanation {
   double steady_mass = 0;
   double retrieval_mass = 0;
   double estimation_mass = 0;
+  std::string ranked_by;  // "expected error" or "estimated mass"
   std::string budget;
 };
 

@@ -122,10 +122,9 @@ std::string ClientRegistry::NameOf(ClientId id) const {
   return found == clients_.end() ? "" : found->second.name;
 }
 
-uint32_t ClientRegistry::CountOf(const TenantId& tenant) const {
+std::map<TenantId, uint32_t> ClientRegistry::CountByTenant() const {
   MutexLock lock(&mutex_);
-  const auto found = counts_.find(tenant);
-  return found == counts_.end() ? 0 : found->second;
+  return {counts_.begin(), counts_.end()};
 }
 
 uint32_t ClientRegistry::Count() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -79,7 +80,8 @@ class ClientRegistry {
   uint64_t LeaseMs(ClientId client) const;
   // Empty for a client that is gone.
   std::string NameOf(ClientId client) const;
-  uint32_t CountOf(const TenantId& tenant) const;
+  // Of every tenant that has any.
+  std::map<TenantId, uint32_t> CountByTenant() const;
   uint32_t Count() const;
 
  private:

@@ -42,13 +42,18 @@ absl::flat_hash_map<TenantId, uint64_t> IndexBytes(const ServiceCore& core, cons
 void FillTenants(const ServiceCore& core, const Caller& caller, const EngineStats& stats,
                  v1::GetStatsReply* reply) {
   const absl::flat_hash_map<TenantId, uint64_t> index_bytes = IndexBytes(core, caller);
+  const std::map<TenantId, uint32_t> clients = core.registry.CountByTenant();
   std::vector<TenantUsage> usages = stats.tenants;
-  // The caller's own row is there even when the tenant holds nothing.
-  if (std::none_of(usages.begin(), usages.end(),
-                   [&](const TenantUsage& usage) { return usage.tenant == caller.tenant; })) {
-    usages.push_back(
-        {.tenant = caller.tenant, .bytes_max = core.options.tenant_bytes_max, .usage = {}});
-  }
+  // A tenant that holds nothing has a row when it has clients; the caller's is always there.
+  const auto add = [&](const TenantId& tenant) {
+    if (std::any_of(usages.begin(), usages.end(),
+                    [&](const TenantUsage& usage) { return usage.tenant == tenant; })) {
+      return;
+    }
+    usages.push_back({.tenant = tenant, .bytes_max = core.options.tenant_bytes_max, .usage = {}});
+  };
+  add(caller.tenant);
+  for (const auto& [tenant, count] : clients) add(tenant);
   for (const TenantUsage& usage : usages) {
     if (!caller.admin && usage.tenant != caller.tenant) continue;
     v1::TenantStats* tenant = reply->add_tenants();
@@ -56,7 +61,8 @@ void FillTenants(const ServiceCore& core, const Caller& caller, const EngineStat
     tenant->set_bytes_max(usage.bytes_max);
     tenant->set_reserved_bytes(usage.usage.reserved_bytes);
     tenant->set_payload_bytes(usage.usage.payload_bytes);
-    tenant->set_clients(core.registry.CountOf(usage.tenant));
+    const auto attached = clients.find(usage.tenant);
+    if (attached != clients.end()) tenant->set_clients(attached->second);
     const auto index = index_bytes.find(usage.tenant);
     if (index != index_bytes.end()) tenant->set_index_bytes(index->second);
     for (const auto& [name, count] : stats.sequences) {
@@ -73,6 +79,11 @@ void FillProcess(v1::GetStatsReply* reply) {
   reply->set_memlock_limit_bytes(process.memlock_limit_bytes);
   reply->set_threads(process.thread_count);
   reply->set_cgroup_version(process.cgroup_version);
+  reply->set_huge_page_bytes(process.huge_page_bytes);
+  reply->set_huge_pages_total(process.huge_pages_total);
+  reply->set_huge_pages_free(process.huge_pages_free);
+  reply->set_shmem_huge_pages(process.shmem_huge_pages);
+  reply->set_numa_nodes(process.numa_node_count);
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ void CollectPool(const ServiceCore& core, const EngineStats& stats, Families* fa
            stats.pool.payload_bytes},
           {"wavekv_index_bytes", "Bytes of the wave indexes.", MetricType::Gauge,
            stats.index_bytes},
-          {"wavekv_build_queue", "Segments that wait to be clustered.", MetricType::Gauge,
+          {"wavekv_build_queue", "Layers that wait for a thread to cluster.", MetricType::Gauge,
            stats.build_queue},
           {"wavekv_clients", "Clients with a lease.", MetricType::Gauge, core.registry.Count()},
           {"wavekv_data_channels", "Clients that are served over shared memory.", MetricType::Gauge,
@@ -102,7 +102,9 @@ void CollectTenants(const ServiceCore& core, const EngineStats& stats, Families*
                                    .metric = {}};
   for (const TenantUsage& usage : stats.tenants) {
     AddValue({{"tenant", usage.tenant}}, usage.usage.reserved_bytes, &reserved);
-    AddValue({{"tenant", usage.tenant}}, core.registry.CountOf(usage.tenant), &clients);
+  }
+  for (const auto& [tenant, count] : core.registry.CountByTenant()) {
+    AddValue({{"tenant", tenant}}, count, &clients);
   }
   for (const auto& [tenant, count] : stats.sequences) {
     AddValue({{"tenant", tenant}}, count, &sequences);

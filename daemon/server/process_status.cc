@@ -23,6 +23,11 @@ ProcessStatus ReadProcessStatus() {
       memory.memlock_limit_bytes.value_or(std::numeric_limits<uint64_t>::max());
   process.cgroup_version =
       memory.cgroup_version == 0 ? "none" : absl::StrCat("v", memory.cgroup_version);
+  process.huge_page_bytes = memory.huge_page_bytes;
+  process.huge_pages_total = memory.huge_pages_total;
+  process.huge_pages_free = memory.huge_pages_free;
+  process.shmem_huge_pages = memory.shmem_huge_pages;
+  process.numa_node_count = static_cast<uint32_t>(memory.numa_node_count);
   if (const std::optional<std::string> text = ReadSmallFile("/proc/self/status")) {
     const std::string spaced = absl::StrReplaceAll(*text, {{"\t", " "}});
     process.thread_count = static_cast<uint32_t>(FindKeyedNumber(spaced, "Threads:").value_or(0));

@@ -164,6 +164,7 @@ void FillDescription(const IndexDescription& description, v1::DescribeIndexReply
   reply->set_version(description.version);
   reply->set_token_count(description.token_count);
   reply->set_steady_tokens(description.steady_tokens);
+  reply->set_index_count(description.index_count);
   for (const SegmentStatus& segment : description.segments) {
     v1::SegmentInfo* info = reply->add_segments();
     info->set_first_position(segment.first_position);
@@ -201,6 +202,7 @@ void FillExplanation(const Explanation& explanation, v1::ExplainReply* reply) {
     wire->set_radius(cluster.radius);
     wire->set_logit_max(cluster.logit_max);
     wire->set_estimated_mass(cluster.estimated_mass);
+    wire->set_expected_error(cluster.expected_error);
     wire->set_true_mass(cluster.true_mass);
     wire->set_zone(cluster.zone);
     wire->mutable_positions()->Assign(cluster.positions.begin(), cluster.positions.end());
@@ -210,6 +212,7 @@ void FillExplanation(const Explanation& explanation, v1::ExplainReply* reply) {
   reply->set_steady_mass(explanation.steady_mass);
   reply->set_retrieval_mass(explanation.retrieval_mass);
   reply->set_estimation_mass(explanation.estimation_mass);
+  reply->set_ranked_by(explanation.ranked_by);
   reply->set_budget(explanation.budget);
 }
 

@@ -57,7 +57,8 @@ class CliTest : public testing::Test {
       reply->set_generation(3);
       reply->set_version(request.has_layer() ? 100 + request.layer() : 9);
       reply->set_token_count(4096);
-      reply->set_steady_tokens(70);
+      reply->set_steady_tokens(280);
+      reply->set_index_count(request.has_layer() && request.has_kv_head() ? 1 : 4);
       reply->set_cluster_count(256);
       reply->set_imbalance(1.25);
       reply->mutable_sizes()->mutable_edges()->Add(8);
@@ -130,15 +131,20 @@ TEST_F(CliTest, Status) {
     reply->set_pool_bytes_max(uint64_t{1} << 40);
     (*reply->mutable_calls())["Attend"] = 1234;
     reply->add_tenants()->set_tenant("uid:1000");
+    reply->set_numa_nodes(2);
+    reply->set_shmem_huge_pages("advise");
     return grpc::Status::OK;
   };
   const ProgramResult text = Run({"status"});
   EXPECT_EQ(text.exit_code, 0) << text.err;
   EXPECT_THAT(text.out, HasSubstr("1.00 TiB"));
   EXPECT_THAT(text.out, HasSubstr("Attend 1,234"));
+  EXPECT_THAT(text.out, HasSubstr("2 NUMA nodes, huge pages for the pool: advise"));
   const json object = RunJson({"status"});
   EXPECT_EQ(object["pool_bytes_max"], uint64_t{1} << 40);
   EXPECT_EQ(object["calls"]["Attend"], 1234);
+  EXPECT_EQ(object["numa_nodes"], 2);
+  EXPECT_EQ(object["shmem_huge_pages"], "advise");
   EXPECT_EQ(object["tenants"][0]["tenant"], "uid:1000");
   EXPECT_EQ(daemon_->CallCount("Detach"), 2u) << "a command leaves no lease behind";
 }
@@ -159,6 +165,7 @@ TEST_F(CliTest, SequencesOfAllPages) {
 TEST_F(CliTest, IndexIsDrawn) {
   const ProgramResult text = Run({"index", kIdText});
   EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("4,096, 70 of them in the steady zone (mean of 4 indexes"));
   EXPECT_THAT(text.out, HasSubstr("imbalance 1.250"));
   EXPECT_THAT(text.out,
               HasSubstr("16 – 31 │████████████████████████████████████████ 192 (75.0 %)"));
@@ -167,6 +174,7 @@ TEST_F(CliTest, IndexIsDrawn) {
   const ProgramResult layer = Run({"index", kIdText, "--layer", "1", "--head", "0"});
   EXPECT_THAT(layer.out, HasSubstr("layer 1, KV head 0"));
   EXPECT_THAT(layer.out, HasSubstr("version 101"));
+  EXPECT_THAT(layer.out, HasSubstr("4,096, 280 of them in the steady zone\n"));
   const json object = RunJson({"index", kIdText, "--layer", "0"});
   EXPECT_EQ(object["id"], kIdText);
   EXPECT_EQ(object["layer"], 0);
@@ -179,9 +187,11 @@ TEST_F(CliTest, ExplainSendsWhatWasAsked) {
   daemon_->on_explain = [&](const v1::ExplainRequest& request, v1::ExplainReply* reply) {
     seen = request;
     reply->set_steady_mass(0.5);
+    reply->set_ranked_by("expected error");
     v1::ExplainedCluster* const cluster = reply->add_clusters();
     cluster->set_zone("retrieval");
     cluster->set_true_mass(0.125);
+    cluster->set_expected_error(0.03125);
     cluster->set_size(9);
     for (uint64_t position = 1; position < 9; ++position) cluster->add_positions(position);
     return grpc::Status::OK;
@@ -191,6 +201,8 @@ TEST_F(CliTest, ExplainSendsWhatWasAsked) {
   const ProgramResult text = Run(arguments);
   EXPECT_EQ(text.exit_code, 0) << text.err;
   EXPECT_THAT(text.out, HasSubstr("retrieval"));
+  EXPECT_THAT(text.out, HasSubstr("Clusters by expected error"));
+  EXPECT_THAT(text.out, HasSubstr("3.12e-02"));
   EXPECT_THAT(text.out, HasSubstr("12.50 %"));
   EXPECT_THAT(text.out, HasSubstr("1 2 3 4 5 6 …"));
   EXPECT_EQ(seen.sequence().sequence_id(), kId);
@@ -200,7 +212,31 @@ TEST_F(CliTest, ExplainSendsWhatWasAsked) {
   EXPECT_EQ(seen.budget().coverage(), 0.75);
   const json object = RunJson(arguments);
   EXPECT_EQ(object["steady_mass"], 0.5);
+  EXPECT_EQ(object["ranked_by"], "expected error");
+  EXPECT_EQ(object["clusters"][0]["expected_error"], 0.03125);
   EXPECT_EQ(object["clusters"][0]["positions"].size(), 8u);
+}
+
+TEST_F(CliTest, BudgetsOfEveryKindArrive) {
+  v1::Budget seen;
+  daemon_->on_explain = [&](const v1::ExplainRequest& request, v1::ExplainReply*) {
+    seen = request.budget();
+    return grpc::Status::OK;
+  };
+  const auto send = [&](const std::string& budget) {
+    const ProgramResult result =
+        Run({"explain", kIdText, "--layer", "0", "--head", "0", "--budget", budget});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  };
+  send("ratio=0.02");
+  EXPECT_EQ(seen.kind_case(), v1::Budget::kRatio);
+  EXPECT_EQ(seen.ratio(), 0.02);
+  send("clusters=7");
+  EXPECT_EQ(seen.clusters(), 7u);
+  send("coverage=0.75");
+  EXPECT_EQ(seen.coverage(), 0.75);
+  send("error=0.05");
+  EXPECT_EQ(seen.error(), 0.05);
 }
 
 TEST_F(CliTest, RecallOfLayersThatHaveSeenAQuery) {

@@ -35,6 +35,7 @@ TEST_F(InspectionTest, DescribeIndex) {
   EXPECT_EQ(whole->segments.size(), 3u * 2 * 2) << "segments, layers, heads";
   EXPECT_EQ(whole->token_count, 3000u);
   EXPECT_EQ(whole->steady_tokens, 4u * 68);
+  EXPECT_EQ(whole->index_count, 4u) << "layers, heads";
   EXPECT_FALSE(whole->building);
   EXPECT_EQ(Sum(whole->sizes.counts), whole->cluster_count);
   EXPECT_EQ(Sum(whole->radii.counts), whole->cluster_count);
@@ -55,6 +56,8 @@ TEST_F(InspectionTest, DescribeIndex) {
   const auto part = engine_->DescribeIndex(kTenant, sequence, 1, 0);
   ASSERT_TRUE(part.ok()) << part.status();
   ASSERT_EQ(part->segments.size(), 3u);
+  EXPECT_EQ(part->index_count, 1u);
+  EXPECT_EQ(part->steady_tokens, 68u);
   EXPECT_EQ(part->segments[2].first_position, 2048u);
   EXPECT_EQ(part->segments[2].layer, 1u);
   EXPECT_EQ(part->segments[2].kv_head, 0u);
@@ -123,6 +126,7 @@ TEST_F(InspectionTest, ExplainSaysWhyAndHowMuch) {
   EXPECT_EQ(all->clusters.size(), all->cluster_count);
   EXPECT_EQ(all->retrieval_count, 6u);
   EXPECT_EQ(all->budget, "clusters: 6; 50 % of the others estimated, the best 9 from their sketch");
+  EXPECT_EQ(all->ranked_by, "expected error");
   double estimated = 0;
   double truth = 0;
   uint64_t zones[3] = {0, 0, 0};
@@ -130,6 +134,10 @@ TEST_F(InspectionTest, ExplainSaysWhyAndHowMuch) {
   for (size_t i = 0; i < all->clusters.size(); ++i) {
     const ExplainedCluster& cluster = all->clusters[i];
     EXPECT_EQ(cluster.rank, i);
+    EXPECT_GE(cluster.expected_error, 0.0);
+    if (i > 0) {
+      EXPECT_LE(cluster.expected_error, all->clusters[i - 1].expected_error);
+    }
     EXPECT_EQ(cluster.zone == "retrieval", i < 6);
     EXPECT_EQ(cluster.zone == "sketch", i >= 6 && i < 15);
     zones[0] += cluster.zone == "retrieval" ? 1 : 0;

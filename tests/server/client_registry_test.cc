@@ -117,10 +117,11 @@ TEST_F(ClientRegistryTest, ClientsOfATenantAreBounded) {
   EXPECT_TRUE(absl::IsResourceExhausted(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("--clients_max"));
   EXPECT_TRUE(registry_.Attach("b", "another tenant", 0).ok());
-  EXPECT_EQ(registry_.CountOf("a"), 3u);
+  using Counts = std::map<TenantId, uint32_t>;
+  EXPECT_EQ(registry_.CountByTenant(), (Counts{{"a", 3}, {"b", 1}}));
   clock_.AdvanceMs(1000);
   registry_.TakeEnded();
-  EXPECT_EQ(registry_.CountOf("a"), 0u);
+  EXPECT_EQ(registry_.CountByTenant(), Counts());
   EXPECT_TRUE(registry_.Attach("a", "room again", 0).ok());
 }
 

@@ -111,6 +111,10 @@ TEST(MetricsTest, TellsWhatHappened) {
   TestServer server(options);
   TestClient client(server.address());
   ASSERT_TRUE(client.Attach().ok());
+  const std::string tenant = "uid:" + std::to_string(geteuid());
+  EXPECT_THAT(HttpGet(server.server()->metrics_address(), "/metrics"),
+              HasSubstr("wavekv_tenant_clients{tenant=\"" + tenant + "\"} 1\n"))
+      << "a tenant that holds nothing yet";
   const v1::SequenceRef sequence = client.Create(512);
   ASSERT_TRUE(client.Insert(sequence, 0, 100).ok());
   v1::DropSequenceRequest drop;
@@ -125,7 +129,6 @@ TEST(MetricsTest, TellsWhatHappened) {
   ASSERT_TRUE(client.stub()->Attend(client.Context().get(), request, &attended).ok());
 
   const std::string page = HttpGet(server.server()->metrics_address(), "/metrics");
-  const std::string tenant = "uid:" + std::to_string(geteuid());
   for (const std::string& line : {
            std::string("wavekv_pool_bytes_max 268435456\n"),
            std::string("wavekv_clients 1\n"),
