@@ -71,20 +71,21 @@ struct SequenceOptions {
   uint32_t sliding_window = 0;  // Refused by the daemon unless 0.
 };
 
+// What steps have done, summed over KV heads: a token or cluster counts once for each head.
 struct StepCounters {
-  uint64_t steady_tokens = 0;
-  uint64_t retrieved_clusters = 0;
-  uint64_t retrieved_tokens = 0;
-  uint64_t estimated_clusters = 0;
-  uint64_t sketched_clusters = 0;  // Of the estimated ones.
-  uint64_t ignored_clusters = 0;
-  uint64_t moved_to_estimation = 0;
-  uint64_t kv_bytes_read = 0;
-  uint64_t kv_bytes_full = 0;
-  uint64_t cache_hit_blocks = 0;
-  uint64_t cache_miss_blocks = 0;
-  uint64_t error_budget_met = 0;
-  uint64_t error_budget_capped = 0;
+  uint64_t steady_tokens = 0;        // Attended exactly, in the steady zone.
+  uint64_t retrieved_clusters = 0;   // Attended exactly, in the retrieval zone,
+  uint64_t retrieved_tokens = 0;     // and the tokens in them.
+  uint64_t estimated_clusters = 0;   // In the estimation zone,
+  uint64_t sketched_clusters = 0;    // and those of them that their sketch stood in for.
+  uint64_t ignored_clusters = 0;     // In no zone: estimate_ratio < 1.
+  uint64_t moved_to_estimation = 0;  // Wanted for retrieval, over a limit, estimated.
+  uint64_t kv_bytes_read = 0;        // Rows, centroids, value means and the rest of the index.
+  uint64_t kv_bytes_full = 0;        // What exact attention would have read.
+  uint64_t cache_hit_blocks = 0;     // Blocks of retrieved clusters, found in the block cache
+  uint64_t cache_miss_blocks = 0;    // or not.
+  uint64_t error_budget_met = 0;     // KV heads whose error budget was met
+  uint64_t error_budget_capped = 0;  // or hit its cap first.
 
   StepCounters& operator+=(const StepCounters& other);
 };
@@ -108,12 +109,13 @@ struct Estimation {
   StepCounters counters;
 };
 
+// A cluster of the retrieval zone.
 struct ClusterRef {
   uint32_t segment_idx = 0;
-  uint32_t cluster_idx = 0;
+  uint32_t cluster_idx = 0;  // In the segment.
   uint32_t size = 0;
-  uint32_t first_block = 0;
-  float estimated_mass = 0;
+  uint32_t first_block = 0;  // Of the head's segment; blocks are 8 tokens.
+  float estimated_mass = 0;  // Natural log of its share of the group's estimated mass, summed.
 };
 
 // Rows in the tenant's wave buffer: [row_count, dim] of the sequence's dtype at each offset.
@@ -124,6 +126,7 @@ struct StagedRows {
   bool cache_hit = false;
 };
 
+// The zones of one KV head: its steady tokens, then the clusters retrieved, best first.
 struct HeadZones {
   uint32_t kv_head = 0;
   uint64_t steady_tokens = 0;
@@ -172,14 +175,15 @@ struct ClientOptions {
   bool shared_memory = true;
 };
 
+// What the daemon said when the session attached last.
 struct ClientInfo {
-  std::string tenant;
+  std::string tenant;  // "uid:1000", or the name of the token or of --tenant_map.
   std::string daemon_version;
-  uint64_t epoch = 0;
-  uint64_t message_bytes_max = 0;
-  uint64_t tenant_bytes_max = 0;
-  uint32_t batch_max = 0;
-  bool has_wave_buffer = false;
+  uint64_t epoch = 0;              // Of this life of the daemon.
+  uint64_t message_bytes_max = 0;  // Largest request or reply.
+  uint64_t tenant_bytes_max = 0;   // Memory that the tenant's sequences may reserve.
+  uint32_t batch_max = 0;          // Items of one Attend.
+  bool has_wave_buffer = false;    // AttendStaged can work.
   // Whether calls go over shared memory now; if not, why not.
   bool shared_memory = false;
   std::string shared_memory_absent;

@@ -316,7 +316,6 @@ PoolUsage Arena::Usage() const {
   return usage;
 }
 
-uint64_t Arena::id() const { return impl_->id; }
 uint64_t Arena::arena_bytes() const { return impl_->arena_bytes; }
 uint64_t Arena::reserved_bytes() const { return impl_->reserved_bytes; }
 const TenantId& Arena::tenant() const { return impl_->tenant; }

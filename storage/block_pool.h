@@ -97,7 +97,6 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // ResourceExhausted when no free piece is large enough; names the arena's size and free bytes.
   absl::StatusOr<std::shared_ptr<Run>> Allocate(uint64_t bytes);
 
-  uint64_t id() const;  // Unique in the daemon's life.
   uint64_t arena_bytes() const;
   uint64_t reserved_bytes() const;
   const TenantId& tenant() const;

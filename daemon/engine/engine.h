@@ -83,8 +83,12 @@ class Engine {
       const TenantId& tenant, SequenceRef sequence,
       const std::function<bool(const BuildProgress&)>& progress);
 
+  // Ranks the clusters for the layer's query heads, plans the zones and, where the sequence has a
+  // wave buffer, stages the rows of the steady and retrieval zones there. What does not fit is
+  // estimated and counted. Unavailable: the wave buffer is away.
   absl::StatusOr<QueryOutcome> Query(const TenantId& tenant, const LayerQuery& query,
                                      const QueryOptions& options);
+  // The estimation zone alone, with bounds of its mass.
   absl::StatusOr<EstimateOutcome> Estimate(const TenantId& tenant, const LayerQuery& query);
   // One outcome per step, in order; a failed one does not fail the others. InvalidArgument for the
   // whole call: an empty batch, one over batch_max.
@@ -98,8 +102,11 @@ class Engine {
   // Keeps the first token_count tokens of every layer and bumps the generation.
   absl::StatusOr<SequenceStatus> TruncateSequence(const TenantId& tenant, SequenceRef sequence,
                                                   uint64_t token_count);
+  // Every later call is NotFound; running ones finish, and memory goes with the last of them.
   absl::Status DropSequence(const TenantId& tenant, SequenceRef sequence);
+  // A pinned sequence outlives its owner's lease and its TTL, and is never evicted.
   absl::Status Pin(const TenantId& tenant, SequenceRef sequence, bool pinned);
+  // With a TTL it outlives its owner's lease, until that long after its last use; 0: none.
   absl::Status SetTtl(const TenantId& tenant, SequenceRef sequence, uint64_t ttl_ms);
 
   // The owner's lease ended: its sequences go, but for pinned ones and those with a TTL, which
@@ -112,14 +119,20 @@ class Engine {
   // Sequences of `tenant` (all tenants when empty) with id > after, ascending, at most `limit`.
   std::vector<SequenceStatus> ListSequences(const TenantId& tenant, SequenceId after,
                                             uint32_t limit) const;
+  // Its state of this moment, which costs no wait for running calls.
   absl::StatusOr<SequenceStatus> GetSequence(const TenantId& tenant, SequenceRef sequence) const;
+  // What the index looks like, over the layers and KV heads asked for (unset: all of them).
+  // InvalidArgument: there is no such layer or head.
   absl::StatusOr<IndexDescription> DescribeIndex(const TenantId& tenant, SequenceRef sequence,
                                                  std::optional<uint32_t> layer,
                                                  std::optional<uint32_t> kv_head) const;
-  // `queries` [group, key_dim] or [query_heads, key_dim]; empty shape: the last the layer has seen.
+  // The `top` clusters (0: 20) of one KV head as a step would rank and place them, with their true
+  // mass. `queries` [group, key_dim] or [query_heads, key_dim]; empty shape: the last the layer has
+  // seen, FailedPrecondition when there is none.
   absl::StatusOr<Explanation> Explain(const TenantId& tenant, const LayerQuery& query,
                                       uint32_t kv_head, uint32_t top) const;
-  // `queries` [layers, query_heads, key_dim]; empty shape: the last each layer has seen.
+  // Exact attention beside the approximation. `queries` [layers, query_heads, key_dim]; empty
+  // shape: the last each layer has seen.
   absl::StatusOr<RecallSample> SampleRecall(const TenantId& tenant, SequenceRef sequence,
                                             std::span<const uint32_t> layers,
                                             const TensorView& queries,

@@ -68,7 +68,6 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   SequenceMemory* memory() const { return memory_.get(); }
   // The layer's budget where it has one, else the sequence's.
   const ZoneBudget& Budget(uint32_t layer) const;
-  bool IsDense(uint32_t layer) const { return dense_[layer]; }
 
   // Reads. FailedPrecondition for a stale generation, NotFound once ended.
   absl::StatusOr<LayerSnapshot> Snapshot(Generation wanted, uint32_t layer) const;

@@ -64,20 +64,21 @@ struct InsertOutcome {
   uint64_t token_count = 0;  // Positions that every layer holds.
 };
 
+// What steps have done, summed over KV heads: a token or cluster counts once for each head.
 struct StepCounters {
-  uint64_t steady_tokens = 0;
-  uint64_t retrieved_clusters = 0;
-  uint64_t retrieved_tokens = 0;
-  uint64_t estimated_clusters = 0;  // Sketched ones included.
-  uint64_t sketched_clusters = 0;
-  uint64_t ignored_clusters = 0;
-  uint64_t moved_to_estimation = 0;
-  uint64_t kv_bytes_read = 0;
-  uint64_t kv_bytes_full = 0;
-  uint64_t cache_hit_blocks = 0;
-  uint64_t cache_miss_blocks = 0;
-  uint64_t error_budget_met = 0;
-  uint64_t error_budget_capped = 0;
+  uint64_t steady_tokens = 0;        // Attended exactly, in the steady zone.
+  uint64_t retrieved_clusters = 0;   // Attended exactly, in the retrieval zone,
+  uint64_t retrieved_tokens = 0;     // and the tokens in them.
+  uint64_t estimated_clusters = 0;   // In the estimation zone,
+  uint64_t sketched_clusters = 0;    // and those of them that their sketch stood in for.
+  uint64_t ignored_clusters = 0;     // In no zone: estimate_ratio < 1.
+  uint64_t moved_to_estimation = 0;  // Wanted for retrieval, over a limit, estimated.
+  uint64_t kv_bytes_read = 0;        // Rows, centroids, value means and the rest of the index.
+  uint64_t kv_bytes_full = 0;        // What exact attention would have read.
+  uint64_t cache_hit_blocks = 0;     // Blocks of retrieved clusters, found in the block cache
+  uint64_t cache_miss_blocks = 0;    // or not.
+  uint64_t error_budget_met = 0;     // KV heads whose error budget was met
+  uint64_t error_budget_capped = 0;  // or hit its cap first.
 
   StepCounters& operator+=(const StepCounters& other);
 };
@@ -119,10 +120,10 @@ struct EstimateOutcome {
 
 struct RetrievedCluster {
   uint32_t segment_idx = 0;
-  uint32_t cluster_idx = 0;
+  uint32_t cluster_idx = 0;  // In the segment.
   uint32_t size = 0;
-  uint32_t first_block = 0;
-  float estimated_mass = 0;
+  uint32_t first_block = 0;  // Of the head's segment; blocks are kBlockTokens tokens.
+  float estimated_mass = 0;  // Natural log of its share of the group's estimated mass, summed.
 };
 
 struct StagedRows {
@@ -132,11 +133,12 @@ struct StagedRows {
   bool cache_hit = false;
 };
 
+// The zones of one KV head: its steady tokens, then the clusters retrieved, best first.
 struct HeadZones {
   uint32_t kv_head = 0;
   uint64_t steady_tokens = 0;
   std::vector<RetrievedCluster> retrieved;
-  std::vector<StagedRows> staged;
+  std::vector<StagedRows> staged;        // Their rows in the wave buffer, when there is one.
   std::vector<std::byte> inline_keys;    // [rows, key_dim], when asked for
   std::vector<std::byte> inline_values;  // [rows, value_dim]
   std::vector<uint64_t> inline_positions;
@@ -183,17 +185,18 @@ struct Histogram {
   std::vector<uint64_t> counts;  // bins
 };
 
+// One segment of one layer and KV head.
 struct SegmentStatus {
   uint64_t first_position = 0;
   uint64_t token_count = 0;
   uint32_t layer = 0;
   uint32_t kv_head = 0;
   uint32_t cluster_count = 0;
-  uint32_t singleton_count = 0;
+  uint32_t singleton_count = 0;  // Clusters of one token.
   uint64_t index_bytes = 0;
-  uint64_t payload_bytes = 0;
-  uint32_t size_max = 0;
-  double radius_mean = 0;
+  uint64_t payload_bytes = 0;  // K and V.
+  uint32_t size_max = 0;       // Tokens of the largest cluster.
+  double radius_mean = 0;      // Over clusters.
   double radius_max = 0;
 };
 
