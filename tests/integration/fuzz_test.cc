@@ -34,6 +34,15 @@ class FuzzTest : public SdkTest {
     raw_ = std::move(raw).value();
   }
 
+  // It ends in order, too: a sanitizer says by the exit code what it has found.
+  void TearDown() override {
+    sequence_.reset();
+    session_.reset();
+    raw_.reset();
+    EXPECT_EQ(daemons().wavekvd().Stop(std::chrono::seconds(60)), 0)
+        << daemons().wavekvd().Output();
+  }
+
   // The daemon is the same process, serves, and the sequence's answer has the same bits.
   void ExpectUnharmed() {
     EXPECT_EQ(daemons().wavekvd().WaitForExit(std::chrono::milliseconds(0)), std::nullopt)

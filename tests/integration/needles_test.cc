@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "gmock/gmock.h"
+#include "tests/client/program.h"
 #include "tests/integration/daemons.h"
 #include "tests/integration/sdk_test.h"
 #include "tests/mock_decoder/modes.h"
@@ -114,6 +116,19 @@ TEST(MockDecoderBinary, PrintsOneJsonObjectLast) {
   EXPECT_EQ(last.front(), '{');
   EXPECT_EQ(last.back(), '}');
   EXPECT_NE(last.find("\"needles_found\": 32, \"needles_asked\": 32"), std::string::npos) << last;
+}
+
+// Long work shows how far it is: on a terminal, and nowhere else.
+TEST(MockDecoderBinary, DrawsProgressOnATerminal) {
+  const std::vector<std::string> arguments = {ProgramPath("mock_decoder"), "--mode=wavekv",
+                                              "--tokens=4096", "--needles=4"};
+  const ProgramResult drawn = RunOnTerminal(arguments, {}, "", "", seconds(100));
+  EXPECT_EQ(drawn.exit_code, 0) << drawn.out;
+  for (const std::string work : {"insert", "index"}) {
+    EXPECT_THAT(drawn.out, testing::HasSubstr(work + " │"));
+  }
+  EXPECT_THAT(drawn.out, testing::HasSubstr("│ 4,096 of 4,096 tokens"));
+  EXPECT_THAT(RunProgram(arguments, {}, seconds(100)).err, testing::Not(testing::HasSubstr("│")));
 }
 
 // Without a daemon it says so and does not pretend.

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "client/cli/progress.h"
 #include "tests/mock_decoder/modes.h"
 
 namespace wavekv::mock {
@@ -65,6 +67,17 @@ int Main(int argc, char** argv) {
   app.add_flag("--json", json, "The last line of output is one JSON object");
   CLI11_PARSE(app, argc, argv);
 
+  std::string work;
+  std::optional<client::ProgressBar> bar;
+  options.sdk.progress = [&](const std::string& next, uint64_t done, uint64_t total) {
+    if (next != work) bar.emplace(next);
+    work = next;
+    bar->Update(done, total);
+    if (done == total) {  // The line is complete; what comes next begins one of its own.
+      bar.reset();
+      work.clear();
+    }
+  };
   const absl::StatusOr<Report> report = RunMode(options);
   if (!report.ok()) {
     std::fprintf(stderr, "mock_decoder: %s\n", report.status().ToString().c_str());

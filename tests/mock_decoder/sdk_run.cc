@@ -85,7 +85,10 @@ class Decoder {
     SayPhase("prefilled");
     run_.seconds_prefill += prefill.Seconds();
     Stopwatch build;
-    const absl::StatusOr<client::BuildResult> built = sequence_->BuildIndex();
+    const absl::StatusOr<client::BuildResult> built =
+        sequence_->BuildIndex([this](const client::BuildProgress& progress) {
+          options_.progress("index", progress.tokens_done, progress.tokens_total);
+        });
     if (!built.ok()) return Annotate(built.status(), "BuildIndex");
     run_.seconds_build += build.Seconds();
     steady_tail_start_ = SteadyTailStart(token_count);
@@ -102,6 +105,7 @@ class Decoder {
         const absl::Status status = InsertChunk(layers, first, count);
         if (!status.ok()) return Annotate(status, absl::StrCat("Insert at token ", first));
       }
+      options_.progress("insert", first + count, token_count);
     }
     return absl::OkStatus();
   }

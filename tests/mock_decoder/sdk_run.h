@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,9 @@
 #include "tests/mock_decoder/world.h"
 
 namespace wavekv::mock {
+
+// What long work is told of: its name, and how many of its tokens are done. From the run's thread.
+using Progress = std::function<void(const std::string& work, uint64_t done, uint64_t total)>;
 
 struct SdkRunOptions {
   std::string address;           // Of wavekvd, as ClientOptions takes it.
@@ -27,6 +31,7 @@ struct SdkRunOptions {
   std::optional<uint32_t> preempt_at;  // Drop it before this step, re-admit it, go on.
   bool fork = false;      // From the middle on a fork answers, and its parent answers too.
   bool truncate = false;  // Speculate before every step: append garbage, then truncate it away.
+  Progress progress = [](const std::string&, uint64_t, uint64_t) {};  // Of "insert" and "index".
 };
 
 struct SdkRun {
