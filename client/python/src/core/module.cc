@@ -190,11 +190,13 @@ void BindValues(py::module_& m) {
            });
 }
 
-void BindSequence(py::module_& m) {
+using SequenceClass = py::class_<client::Sequence, Held<client::Sequence>>;
+
+// What a sequence holds, and its life.
+void BindContent(SequenceClass* sequence) {
   using client::Sequence;
   using py::arg;
-  py::class_<Sequence, Held<Sequence>>(m, "Sequence")
-      .def_property_readonly("id", &Sequence::id)
+  sequence->def_property_readonly("id", &Sequence::id)
       .def_property_readonly("generation", &Sequence::generation)
       .def("token_count", &Sequence::token_count, arg("layer"))
       .def(
@@ -228,6 +230,29 @@ void BindSequence(py::module_& m) {
           },
           arg("progress"))
       .def(
+          "fork",
+          [](Sequence& self, uint64_t token_count, uint64_t max_tokens, std::string label) {
+            return Hold(
+                WithoutGil([&] { return self.Fork(token_count, max_tokens, std::move(label)); }));
+          },
+          arg("token_count"), arg("max_tokens"), arg("label"))
+      .def("truncate",
+           [](Sequence& self, uint64_t n) { Check(WithoutGil([&] { return self.Truncate(n); })); })
+      .def("drop", [](Sequence& self) { Check(WithoutGil([&] { return self.Drop(); })); })
+      .def("pin", [](Sequence& self, bool on) { Check(WithoutGil([&] { return self.Pin(on); })); })
+      .def("set_ttl",
+           [](Sequence& self, int64_t ms) {
+             Check(WithoutGil([&] { return self.SetTtl(std::chrono::milliseconds(ms)); }));
+           })
+      .def("release", &Sequence::Release);
+}
+
+// What an engine asks of a sequence.
+void BindQueries(SequenceClass* sequence) {
+  using client::Sequence;
+  using py::arg;
+  sequence
+      ->def(
           "attend",
           [](Sequence& self, uint32_t layer, const py::object& queries, const py::object& keys,
              const py::object& values, std::optional<Budget> budget, bool exact) {
@@ -271,23 +296,13 @@ void BindSequence(py::module_& m) {
                 Unwrap(WithoutGil([&] { return self.Estimate(layer, q.tensor, budget); })),
                 self.shape());
           },
-          arg("layer"), arg("queries"), arg("budget"))
-      .def(
-          "fork",
-          [](Sequence& self, uint64_t token_count, uint64_t max_tokens, std::string label) {
-            return Hold(
-                WithoutGil([&] { return self.Fork(token_count, max_tokens, std::move(label)); }));
-          },
-          arg("token_count"), arg("max_tokens"), arg("label"))
-      .def("truncate",
-           [](Sequence& self, uint64_t n) { Check(WithoutGil([&] { return self.Truncate(n); })); })
-      .def("drop", [](Sequence& self) { Check(WithoutGil([&] { return self.Drop(); })); })
-      .def("pin", [](Sequence& self, bool on) { Check(WithoutGil([&] { return self.Pin(on); })); })
-      .def("set_ttl",
-           [](Sequence& self, int64_t ms) {
-             Check(WithoutGil([&] { return self.SetTtl(std::chrono::milliseconds(ms)); }));
-           })
-      .def("release", &Sequence::Release);
+          arg("layer"), arg("queries"), arg("budget"));
+}
+
+void BindSequence(py::module_& m) {
+  SequenceClass sequence(m, "Sequence");
+  BindContent(&sequence);
+  BindQueries(&sequence);
 }
 
 // items: (sequence, layer, queries, keys or None, values or None, budget or None, exact).
