@@ -1,4 +1,4 @@
-// The one file that sees FAISS (STYLE.md): it catches what FAISS throws and keeps its OpenMP to one
+// The one file that sees FAISS: it catches what FAISS throws and keeps its OpenMP to one
 // thread.
 #include "index/cluster/spherical_kmeans.h"
 

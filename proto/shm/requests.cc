@@ -262,7 +262,9 @@ void EncodeInsert(const InsertRequest& request, std::span<std::byte> target) {
   wire.keys = writer.Add(request.keys, ShapeBytes(request.keys));
   wire.values = writer.Add(request.values, ShapeBytes(request.values));
   writer.Put(0, wire);
-  std::memcpy(target.data() + sizeof wire, request.layers.data(), layers_bytes);
+  if (layers_bytes > 0) {
+    std::memcpy(target.data() + sizeof wire, request.layers.data(), layers_bytes);
+  }
 }
 
 absl::Status DecodeAttend(std::span<const std::byte> bytes, uint32_t items_max,

@@ -2,8 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<std::byte>> DataPeer::Call(uint64_t verb,
   shm::ClientChannel::Call call;
   shm::CallState state = channel_->Begin(request.size(), reply_bytes, deadline, &call);
   if (state == shm::CallState::kAnswered) {
-    std::memcpy(call.request().data(), request.data(), request.size());
+    std::copy(request.begin(), request.end(), call.request().begin());
     state = channel_->Submit(verb, deadline, &call);
   }
   if (state == shm::CallState::kAnswered) state = channel_->Wait(deadline, &call);

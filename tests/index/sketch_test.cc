@@ -191,7 +191,9 @@ TEST_P(SketchTest, EqualsItsReplay) {
       for (uint32_t g = 0; heavy[r] && g < shape().group_size; ++g) scores[g][r] = exact[g][r];
     }
     if (unsure) continue;
-    if (length > 2) EXPECT_GT(heavy_count, 0u);
+    if (length > 2) {
+      EXPECT_GT(heavy_count, 0u);
+    }
     const size_t row_bytes = (shape().key_dim + shape().value_dim) * DTypeBytes(shape().dtype);
     const size_t key_bytes = rows * (SketchRowBytes(shape().key_dim) + 2);
     EXPECT_GT(found.token_bytes_read, key_bytes);
