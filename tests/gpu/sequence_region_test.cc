@@ -237,7 +237,7 @@ TEST(SequenceRegionTest, ClosedRegionIsWipedAndGoesBack) {
 void RunEpochs(const ModelShape& shape, uint64_t seed) {
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
-  Harness harness(shape, Options(48 << 10, 160));
+  Harness harness(shape, Options(48 << 10, 96));
   struct Cluster {
     std::shared_ptr<const CodedRows> rows;
     uint32_t first_block;
