@@ -72,6 +72,29 @@ std::vector<double> RankAsThePaper(const ClusterScores& scores) {
   return rank;
 }
 
+// One pseudo-token for each cluster: the centroid's score plus log(size), and the mean value.
+PartialAttention EstimateAsThePaper(HeadIndex index, std::span<const uint32_t> clusters,
+                                    const GroupQuery& query, const ClusterScores& scores) {
+  PartialAttention result;
+  for (uint32_t g = 0; g < query.group_size; ++g) {
+    const float* logits = &scores.logits[size_t{g} * scores.cluster_count];
+    double top = -kInfinity, total = 0;
+    for (const uint32_t c : clusters) top = std::max<double>(top, logits[c]);
+    std::vector<double> out(query.value_dim, 0);
+    for (const uint32_t c : clusters) {
+      const auto [segment_idx, cluster_idx] = LocateCluster(index, c);
+      const SegmentHead& segment = *index[segment_idx];
+      const double weight = segment.sizes[cluster_idx] * std::exp(logits[c] - top);
+      const std::vector<double> value = StoredValueMean(segment, cluster_idx);
+      total += weight;
+      for (size_t j = 0; j < out.size(); ++j) out[j] += weight * value[j];
+    }
+    for (const double x : out) result.out.push_back(static_cast<float>(x / total));
+    result.lse.push_back(static_cast<float>(top + std::log(total)));
+  }
+  return result;
+}
+
 PartialAttention AttendAsThePaper(ComputeBackend& backend, const HeadZonesOfPaper& head,
                                   const GroupQuery& query) {
   ClusterScores scores;
@@ -86,15 +109,12 @@ PartialAttention AttendAsThePaper(ComputeBackend& backend, const HeadZonesOfPape
   const auto retrieved_end = order.begin() + std::lround(std::ceil(kPaperRetrieved * clusters));
   const auto estimated_end = retrieved_end + std::lround(std::ceil(kPaperEstimated * clusters));
   const std::vector<uint32_t> retrieved(order.begin(), retrieved_end);
-  std::vector<uint32_t> estimated(retrieved_end, estimated_end);
-  std::sort(estimated.begin(), estimated.end());
+  const std::vector<uint32_t> estimated(retrieved_end, estimated_end);
   PartialAttention answer, exact;
-  EstimatedAttention estimate;
   CheckOk(backend.AttendRows(head.steady, query, &answer));
   CheckOk(backend.AttendClusters(head.index, retrieved, query, &exact));
-  CheckOk(backend.EstimateClusters(head.index, estimated, query, scores, false, &estimate));
   MergePartial(exact, &answer);
-  MergePartial(estimate.attention, &answer);
+  MergePartial(EstimateAsThePaper(head.index, estimated, query, scores), &answer);
   return answer;
 }
 

@@ -279,8 +279,9 @@ void Study(const std::vector<DataSet>& data_sets, const std::string& title,
       for (const SegmentHead* segment : index.segments) {
         tokens += segment->token_count;
         clusters += segment->cluster_count;
-        index_bytes += static_cast<double>(segment->index_read_bytes()) /
-                       (2.0 * data.dim * DTypeBytes(data.dtype));
+        index_bytes +=
+            static_cast<double>(segment->rank_read_bytes() + segment->value_codes.size()) /
+            (2.0 * data.dim * DTypeBytes(data.dtype));
       }
     }
     std::printf("%-22s %4d/%-4d %8.4f %8.4f %8.4f %8.4f %8.4f %9.2f %9.2f\n", variant.name.c_str(),

@@ -121,10 +121,10 @@ StepCounters HeadStep::Counters() const {
   counters.kv_bytes_read = (counters.steady_tokens + counters.retrieved_tokens) * row_bytes;
   if (ranked_) {
     for (const SegmentHead* segment : index_) {
-      counters.kv_bytes_read += segment->index_read_bytes();
+      counters.kv_bytes_read += segment->rank_read_bytes();
     }
   }
-  counters.kv_bytes_read += estimated_.token_bytes_read;
+  counters.kv_bytes_read += estimated_.bytes_read;
   counters.kv_bytes_full = snapshot_->token_count * row_bytes;
   return counters;
 }

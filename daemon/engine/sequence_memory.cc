@@ -33,8 +33,9 @@ uint64_t SketchBytesPerToken(const ModelShape& shape) {
 // Index bytes of one token of one layer, all heads. Splitting of wide and of large clusters makes
 // more of them than tokens / tokens_per_cluster; half as many again is allowed for.
 uint64_t IndexBytesPerToken(const SequenceSpec& spec) {
-  const uint64_t cluster_bytes =
-      2 * (spec.shape.key_dim + spec.shape.value_dim) + 2 + 3 * 4 + 2 * 4 + 4;
+  // Codes, scales, size and its log, radii, spreads, first row and block.
+  const uint64_t cluster_bytes = PanelDims(spec.shape.key_dim) + spec.shape.value_dim + 2 * 4 + 2 +
+                                 4 + 3 * 4 + 2 * 4 + 2 * 4 + (spec.index.sketch ? 4 : 0);
   const uint64_t token_bytes = 2 + (spec.index.sketch ? SketchBytesPerToken(spec.shape) : 0);
   const uint64_t per_head =
       DivideUp(3 * cluster_bytes, 2 * spec.index.tokens_per_cluster) + token_bytes;

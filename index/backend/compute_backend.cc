@@ -55,7 +55,7 @@ void MergeEstimated(const EstimatedAttention& b, EstimatedAttention* a) {
     a->lse_lower[g] = RoundDown(LogAddExp(a->lse_lower[g], b.lse_lower[g]));
     a->lse_upper[g] = RoundUp(LogAddExp(a->lse_upper[g], b.lse_upper[g]));
   }
-  a->token_bytes_read += b.token_bytes_read;
+  a->bytes_read += b.bytes_read;
 }
 
 RowRun RowsOf(const SegmentHead& segment, size_t first, uint32_t count) {

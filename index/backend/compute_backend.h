@@ -44,9 +44,9 @@ struct PartialAttention {
 // A part of the estimation zone, with bounds of its true log mass where they were asked for.
 struct EstimatedAttention {
   PartialAttention attention;
-  std::vector<float> lse_lower;   // [group_size]
-  std::vector<float> lse_upper;   // [group_size]
-  uint64_t token_bytes_read = 0;  // Sketches and rows: what was read beyond the summaries.
+  std::vector<float> lse_lower;  // [group_size]
+  std::vector<float> lse_upper;  // [group_size]
+  uint64_t bytes_read = 0;       // Value means, sketches, rows: beyond what ranking reads.
 };
 
 struct ClusterOptions {
@@ -92,11 +92,15 @@ class ComputeBackend {
   // Scores every cluster of `index` for the group. `steady_lse` [group_size] is the log mass of the
   // steady zone, -inf when it is empty: a head whose mass lies there has less to gain.
   //
+  // The estimated mass of a cluster is size * exp(score + gain), the gain being what the scatter of
+  // the logits adds: v / 4 for v, their variance, less where the cluster has too few tokens for
+  // that (simd::Kernels::estimate_log_masses). v is scale^2 times the key spread of the cluster,
+  // seen along the query with the segment's share of spread in each dim.
+  //
   // The rank of a cluster is the expected error of the output when the cluster is estimated: its
   // estimated share of the head's whole mass, times the deviation of its tokens' weights about
   // their mean, times that of their values; summed over the group. The weights' deviation is that
-  // of exp(N(0, v)), sqrt(exp(v) - 1), with v the variance of the logits: scale^2 times the key
-  // spread of the cluster, seen along the query with the segment's share of spread in each dim.
+  // of exp(N(0, v)) in units of its root mean square, sqrt(1 - exp(-v)).
   virtual absl::Status RankClusters(HeadIndex index, const GroupQuery& query,
                                     std::span<const float> steady_lse, ClusterScores* scores) = 0;
 
@@ -123,7 +127,8 @@ class ComputeBackend {
                                       bool bounds, EstimatedAttention* result) = 0;
 
   // Clusters estimated from their summaries (flat indices, ascending, scores of the same query),
-  // with bounds when `bounds`.
+  // with bounds when `bounds`. Value means that hold together at most kUnreadShareMax of each
+  // head's mass of the clusters may be left unread: the segment's mean value stands for them.
   virtual absl::Status EstimateClusters(HeadIndex index, std::span<const uint32_t> clusters,
                                         const GroupQuery& query, const ClusterScores& scores,
                                         bool bounds, EstimatedAttention* result) = 0;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "index/backend/cpu_estimate.h"
+#include "index/backend/cpu_rank.h"
 #include "index/backend/cpu_sketch.h"
 #include "index/backend/softmax_accumulator.h"
 #include "index/cluster/cluster_segment.h"
@@ -15,9 +16,6 @@
 
 namespace wavekv {
 namespace {
-
-// Times a clamped key spread this is infinite at worst, and then saturates: never NaN.
-constexpr double kReachSquaredMax = 1e30;
 
 void CheckQuery(const GroupQuery& query) {
   WAVEKV_CHECK(query.group_size >= 1 && query.key_dim >= 1 && query.value_dim >= 1,
@@ -64,39 +62,7 @@ class CpuBackend final : public ComputeBackend {
     CheckQuery(query);
     WAVEKV_CHECK(steady_lse.size() == query.group_size, "steady_lse [group_size]");
     CheckIndex(index, query);
-    const uint32_t clusters = ClusterCount(index);
-    scores->cluster_count = clusters;
-    scores->group_size = query.group_size;
-    scores->logits.resize(size_t{query.group_size} * clusters);
-    scores->mass_share.assign(clusters, 0);
-    scores->rank.assign(clusters, 0);
-    std::vector<float> log_sizes(clusters);
-    uint32_t first = 0;
-    for (const SegmentHead* segment : index) {
-      kernels_.dot_rows(segment->index_dtype, query.queries.data(), query.group_size, query.key_dim,
-                        segment->centroids.data(), segment->cluster_count, query.scale,
-                        scores->logits.data() + first, clusters);
-      for (uint32_t c = 0; c < segment->cluster_count; ++c) {
-        log_sizes[first + c] = LogSize(segment->sizes[c]);
-      }
-      first += segment->cluster_count;
-    }
-    scores->total_lse.assign(steady_lse.begin(), steady_lse.end());
-    std::vector<float> share(clusters);
-    for (uint32_t g = 0; g < query.group_size; ++g) {
-      kernels_.add(scores->logits.data() + size_t{g} * clusters, log_sizes.data(), clusters,
-                   share.data());
-      const float largest = kernels_.max(share.data(), clusters);
-      const float sum = kernels_.exp_sum(share.data(), clusters, largest);
-      if (!(sum > 0)) continue;
-      kernels_.multiply_add(1 / sum, share.data(), clusters, scores->mass_share.data());
-      // Of the head's whole mass the clusters hold 1 / (1 + steady / clusters).
-      const float clusters_lse = largest + std::log(sum);
-      const float whole = 1 + std::exp(steady_lse[g] - clusters_lse);
-      const float weight = 1 / (sum * whole);
-      scores->total_lse[g] = std::isinf(whole) ? steady_lse[g] : clusters_lse + std::log(whole);
-      AddRanks(index, query, g, weight, share.data(), scores->rank.data());
-    }
+    RankOnCpu(kernels_, index, query, steady_lse, scores);
     return absl::OkStatus();
   }
 
@@ -167,37 +133,17 @@ class CpuBackend final : public ComputeBackend {
     CheckQuery(query);
     CheckIndex(index, query);
     CheckScores(index, query, scores);
-    const std::vector<EstimatedCluster> located = LocateEstimated(index, clusters);
-    EstimateOutput(kernels_, located, query, scores, &result->attention);
+    EstimateOnCpu(kernels_, index, clusters, query, scores, result);
     result->lse_lower.clear();
     result->lse_upper.clear();
     if (bounds) {
-      BoundEstimate(kernels_, located, QueryReaches(query), scores, &result->lse_lower,
-                    &result->lse_upper);
+      BoundEstimate(kernels_, LocateEstimated(index, clusters), QueryReaches(query), scores,
+                    &result->lse_lower, &result->lse_upper);
     }
     return absl::OkStatus();
   }
 
  private:
-  // Adds head `g`'s part of every cluster's rank; `share` [clusters] times `weight` is its share of
-  // the head's mass.
-  void AddRanks(HeadIndex index, const GroupQuery& query, uint32_t g, float weight,
-                const float* share, float* rank) const {
-    const float* q = query.queries.data() + size_t{g} * query.key_dim;
-    for (const SegmentHead* segment : index) {
-      double seen = 0;
-      for (uint32_t j = 0; j < query.key_dim; ++j) {
-        seen += double{q[j]} * q[j] * segment->spread_shares[j];
-      }
-      const double reach_squared = double{query.scale} * query.scale * seen;
-      kernels_.add_misjudged(weight, static_cast<float>(std::min(reach_squared, kReachSquaredMax)),
-                             share, segment->key_spreads.data(), segment->value_spreads.data(),
-                             segment->cluster_count, rank);
-      share += segment->cluster_count;
-      rank += segment->cluster_count;
-    }
-  }
-
   const simd::Kernels& kernels_;
 };
 

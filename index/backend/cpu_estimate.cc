@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "index/backend/softmax_accumulator.h"
+#include "index/backend/cpu_rank.h"
 #include "index/zone/cluster_mass.h"
 #include "index/zone/round_outwards.h"
 #include "storage/base/check.h"
@@ -32,6 +32,151 @@ double LogSumExp(const simd::Kernels& kernels, const std::vector<double>& terms)
   return top + std::log(sum);
 }
 
+// Below this the float weights of a zone have lost digits to underflow.
+constexpr double kMassMin = 1e-20;
+
+// The masses of a zone's clusters.
+class ZoneMasses {
+ public:
+  ZoneMasses(const simd::Kernels& kernels, HeadIndex index, std::span<const uint32_t> clusters,
+             const GroupQuery& query, const ClusterScores& scores)
+      : kernels_(kernels),
+        index_(index),
+        clusters_(scores.cluster_count),
+        group_size_(query.group_size),
+        weights_(scores.weights.data()),
+        tops_(scores.tops) {
+    mask_.assign(clusters_, 0);
+    for (const uint32_t c : clusters) {
+      WAVEKV_CHECK(c < clusters_, "a flat cluster index below ClusterCount");
+      mask_[c] = 1;
+    }
+    segment_mass_.resize(index.size() * group_size_);
+    mass_.assign(group_size_, 0);
+    for (uint32_t g = 0; g < group_size_; ++g) {
+      SumHead(g);
+      if (mass_[g] < kMassMin && !clusters.empty()) {
+        WeighAnew(query, scores, g);
+        SumHead(g);
+      }
+    }
+  }
+
+  // [clusters] of head g, in units of exp(top(g)), whether they belong to the zone or not.
+  const float* weights() const { return weights_; }
+  float top(uint32_t g) const { return tops_[g]; }
+  double mass(uint32_t g) const { return mass_[g]; }
+  float segment_mass(size_t segment_idx, uint32_t g) const {
+    return segment_mass_[segment_idx * group_size_ + g];
+  }
+
+  // Each cluster's share of the zone, summed over the group; 0 outside of the zone.
+  std::span<const float> Shares() {
+    std::vector<float> factors(group_size_);
+    for (uint32_t g = 0; g < group_size_; ++g) {
+      factors[g] = mass_[g] > 0 ? static_cast<float>(1 / mass_[g]) : 0;
+    }
+    shares_.resize(clusters_);
+    kernels_.combine(weights_, clusters_, group_size_, factors.data(), mask_.data(), clusters_,
+                     shares_.data());
+    return shares_;
+  }
+
+ private:
+  void SumHead(uint32_t g) {
+    mass_[g] = 0;
+    uint32_t first = 0;
+    for (size_t s = 0; s < index_.size(); ++s) {
+      const float sum = kernels_.dot(mask_.data() + first, weights_ + size_t{g} * clusters_ + first,
+                                     index_[s]->cluster_count);
+      segment_mass_[s * group_size_ + g] = sum;
+      mass_[g] += sum;
+      first += index_[s]->cluster_count;
+    }
+  }
+
+  // In units of the zone's own largest: it is far below the clusters' outside of it.
+  void WeighAnew(const GroupQuery& query, const ClusterScores& scores, uint32_t g) {
+    if (own_weights_.empty() || weights_ != own_weights_.data()) {
+      own_weights_.assign(weights_, weights_ + size_t{group_size_} * clusters_);
+      weights_ = own_weights_.data();
+    }
+    float* weights = own_weights_.data() + size_t{g} * clusters_;
+    EstimateLogMasses(
+        kernels_, index_, query, g,
+        std::span<const float>(scores.logits).subspan(size_t{g} * clusters_, clusters_), weights);
+    float top = -std::numeric_limits<float>::infinity();
+    for (uint32_t c = 0; c < clusters_; ++c) {
+      if (mask_[c] == 0) weights[c] = -std::numeric_limits<float>::infinity();
+      top = std::max(top, weights[c]);
+    }
+    kernels_.exp_sum(weights, clusters_, top);
+    tops_[g] = top;
+  }
+
+  const simd::Kernels& kernels_;
+  const HeadIndex index_;
+  const uint32_t clusters_;
+  const uint32_t group_size_;
+  const float* weights_;  // The scores' or own_weights_.
+  std::vector<float> tops_;
+  std::vector<float> mask_;          // [clusters] 1 in the zone
+  std::vector<float> segment_mass_;  // [segments, group_size] in units of exp(top)
+  std::vector<double> mass_;         // [group_size]
+  std::vector<float> own_weights_;
+  std::vector<float> shares_;
+};
+
+// The largest of a few thresholds below which clusters hold at most kUnreadShareMax together.
+float ReadThreshold(const simd::Kernels& kernels, std::span<const float> shares,
+                    size_t cluster_count) {
+  constexpr size_t kSteps = 10;
+  float thresholds[kSteps], sums[kSteps] = {};
+  // The first always holds: no share that it leaves out is above it.
+  double threshold = kUnreadShareMax / static_cast<double>(std::max<size_t>(cluster_count, 1));
+  for (float& t : thresholds) {
+    t = static_cast<float>(threshold);
+    threshold *= 2;
+  }
+  kernels.sums_below(shares.data(), shares.size(), thresholds, kSteps, sums);
+  size_t best = 0;
+  // A float sum of so many terms may be a little low.
+  while (best + 1 < kSteps && sums[best + 1] * 1.01 <= kUnreadShareMax) ++best;
+  return thresholds[best];
+}
+
+// The value means worth reading, of one segment at a time.
+struct ReadTile {
+  std::vector<uint32_t> rows;  // Clusters of the segment.
+  std::vector<float> weights;  // [group_size, rows] times the rows' scales
+};
+
+// Adds the deviations of the segment's value means whose share reaches the threshold. Returns how
+// many were read.
+size_t AddDeviations(const simd::Kernels& kernels, const SegmentHead& segment, uint32_t first,
+                     std::span<const float> shares, float threshold, const ZoneMasses& masses,
+                     uint32_t group_size, ReadTile* tile, float* numerators) {
+  const uint32_t clusters = segment.cluster_count;
+  tile->rows.resize(clusters);
+  size_t count = 0;
+  for (uint32_t c = 0; c < clusters; ++c) {
+    tile->rows[count] = c;
+    count += shares[first + c] >= threshold ? 1 : 0;
+  }
+  tile->weights.resize(group_size * count);
+  for (uint32_t g = 0; g < group_size; ++g) {
+    const float* weights = masses.weights() + size_t{g} * shares.size() + first;
+    float* out = tile->weights.data() + g * count;
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t c = tile->rows[i];
+      out[i] = weights[c] * segment.value_scales[c];
+    }
+  }
+  kernels.accumulate_means(segment.value_codes.data(), tile->rows.data(), count, segment.value_dim,
+                           tile->weights.data(), count, group_size, numerators, segment.value_dim);
+  return count;
+}
+
 }  // namespace
 
 std::vector<EstimatedCluster> LocateEstimated(HeadIndex index, std::span<const uint32_t> clusters) {
@@ -50,37 +195,38 @@ std::vector<EstimatedCluster> LocateEstimated(HeadIndex index, std::span<const u
   return located;
 }
 
-void EstimateOutput(const simd::Kernels& kernels, std::span<const EstimatedCluster> clusters,
-                    const GroupQuery& query, const ClusterScores& scores,
-                    PartialAttention* result) {
-  constexpr uint32_t kTileRows = SoftmaxAccumulator::kTileRows;
-  SoftmaxAccumulator accumulator(kernels, query.group_size, query.value_dim,
-                                 IndexDType(query.payload_dtype));
-  std::vector<float> tile_scores(size_t{query.group_size} * kTileRows);
-  std::vector<ValueRun> runs;
-  for (size_t first = 0; first < clusters.size(); first += kTileRows) {
-    const auto tile = clusters.subspan(first, std::min<size_t>(kTileRows, clusters.size() - first));
-    runs.clear();
-    for (size_t i = 0; i < tile.size(); ++i) {
-      const EstimatedCluster& cluster = tile[i];
-      const float log_size = LogSize(cluster.segment->sizes[cluster.cluster_idx]);
-      for (uint32_t g = 0; g < query.group_size; ++g) {
-        tile_scores[size_t{g} * kTileRows + i] =
-            scores.logits[size_t{g} * scores.cluster_count + cluster.flat_idx] + log_size;
-      }
-      const auto* mean = reinterpret_cast<const std::byte*>(
-          &cluster.segment->value_means[size_t{cluster.cluster_idx} * query.value_dim]);
-      const bool follows = i > 0 && tile[i - 1].segment == cluster.segment &&
-                           tile[i - 1].cluster_idx + 1 == cluster.cluster_idx;
-      if (follows) {
-        ++runs.back().row_count;
-      } else {
-        runs.push_back({mean, 1});
+void EstimateOnCpu(const simd::Kernels& kernels, HeadIndex index,
+                   std::span<const uint32_t> clusters, const GroupQuery& query,
+                   const ClusterScores& scores, EstimatedAttention* result) {
+  const uint32_t group_size = query.group_size, value_dim = query.value_dim;
+  result->attention.out.assign(size_t{group_size} * value_dim, 0);
+  result->attention.lse.assign(group_size, -std::numeric_limits<float>::infinity());
+  result->bytes_read = 0;
+  if (clusters.empty()) return;
+  ZoneMasses masses(kernels, index, clusters, query, scores);
+  const std::span<const float> shares = masses.Shares();
+  const float threshold = ReadThreshold(kernels, shares, clusters.size());
+  ReadTile tile;
+  float* const numerators = result->attention.out.data();
+  uint32_t first = 0;
+  for (size_t s = 0; s < index.size(); ++s) {
+    const SegmentHead& segment = *index[s];
+    const size_t read = AddDeviations(kernels, segment, first, shares, threshold, masses,
+                                      group_size, &tile, numerators);
+    for (uint32_t g = 0; g < group_size; ++g) {
+      for (uint32_t j = 0; j < value_dim; ++j) {
+        numerators[size_t{g} * value_dim + j] += masses.segment_mass(s, g) * segment.value_mean[j];
       }
     }
-    accumulator.AddTile(tile_scores.data(), static_cast<uint32_t>(tile.size()), runs);
+    result->bytes_read += read * (value_dim + sizeof(float)) + value_dim * sizeof(float);
+    first += segment.cluster_count;
   }
-  accumulator.Finish(result);
+  for (uint32_t g = 0; g < group_size; ++g) {
+    if (!(masses.mass(g) > 0)) continue;
+    result->attention.lse[g] = static_cast<float>(masses.top(g) + std::log(masses.mass(g)));
+    kernels.scale(numerators + size_t{g} * value_dim, value_dim,
+                  static_cast<float>(1 / masses.mass(g)));
+  }
 }
 
 void BoundEstimate(const simd::Kernels& kernels, std::span<const EstimatedCluster> clusters,

@@ -1,5 +1,5 @@
-// The estimation zone on the CPU: a cluster is one pseudo-token with the stored centroid's score
-// plus log(size) and the stored value mean.
+// The estimation zone on the CPU: a cluster is one pseudo-token with its estimated mass and the
+// stored value mean.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,10 @@ struct EstimatedCluster {
 // `clusters` are flat indices, ascending.
 std::vector<EstimatedCluster> LocateEstimated(HeadIndex index, std::span<const uint32_t> clusters);
 
-void EstimateOutput(const simd::Kernels& kernels, std::span<const EstimatedCluster> clusters,
-                    const GroupQuery& query, const ClusterScores& scores, PartialAttention* result);
+// Fills `attention` and `bytes_read` of the result. `clusters` are flat indices, ascending.
+void EstimateOnCpu(const simd::Kernels& kernels, HeadIndex index,
+                   std::span<const uint32_t> clusters, const GroupQuery& query,
+                   const ClusterScores& scores, EstimatedAttention* result);
 
 // Bounds of the true log mass of all clusters together, slack for every rounding included.
 // lower, upper [group_size]; reaches [group_size] from QueryReach.

@@ -136,16 +136,23 @@ class ValueSums {
       for (uint32_t g = 0; g < query_.group_size; ++g) mean_weights[g] += rows_.Weights(g)[next_];
       if (rows_.IsAbove(thresholds_, next_)) AddSketch(segment.sketch.values, row + r);
     }
-    kernels_.accumulate_rows(segment.index_dtype,
-                             &segment.value_means[size_t{cluster.cluster_idx} * query_.value_dim],
-                             1, query_.value_dim, mean_weights.data(), 1, query_.group_size,
-                             sums_.data(), query_.value_dim);
+    AddMean(segment, cluster.cluster_idx, &mean_weights);
   }
 
   std::vector<float> Take() { return std::move(sums_); }
   size_t sketched_values() const { return sketched_values_; }
 
  private:
+  // The stored value mean, for each head `weights` [group_size] times; overwrites the weights.
+  void AddMean(const SegmentHead& segment, uint32_t cluster, std::vector<float>* weights) {
+    kernels_.accumulate_rows(DType::kF32, segment.value_mean.data(), 1, query_.value_dim,
+                             weights->data(), 1, query_.group_size, sums_.data(), query_.value_dim);
+    for (float& weight : *weights) weight *= segment.value_scales[cluster];
+    kernels_.accumulate_means(segment.value_codes.data(), &cluster, 1, query_.value_dim,
+                              weights->data(), 1, query_.group_size, sums_.data(),
+                              query_.value_dim);
+  }
+
   void AddExact(const RowRun& row) {
     kernels_.accumulate_rows(query_.payload_dtype, row.values, 1, query_.value_dim,
                              rows_.weights.data() + next_, rows_.row_count, query_.group_size,
@@ -236,7 +243,7 @@ void SketchOutput(const simd::Kernels& kernels, std::span<const EstimatedCluster
       kernels.scale(attention.out.data() + size_t{g} * query.value_dim, query.value_dim, 1 / sum);
     }
   }
-  result->token_bytes_read =
+  result->bytes_read =
       rows.row_count * (SketchRowBytes(query.key_dim) + sizeof(uint16_t)) +
       values.sketched_values() * (SketchRowBytes(query.value_dim) + sizeof(uint16_t)) +
       rows.heavy.size() * (query.key_dim + query.value_dim) * DTypeBytes(query.payload_dtype);

@@ -45,12 +45,82 @@ float ExpSum(float* x, size_t n, float shift) {
   return result;
 }
 
-void AddArrays(const float* a, const float* b, size_t n, float* out) {
+// Clusters from `i` on: a vector of them, or `few` < kLanes. Returns their largest.
+HWY_INLINE V WeighVector(const float* scores, const float* key_spreads, const float* log_sizes,
+                         float reach_squared, size_t few, float* log_masses) {
+  const auto load = [few](const float* x)
+                        HWY_ATTR { return few == 0 ? hn::LoadU(kD, x) : LoadFew(x, few); };
+  const V log_size = load(log_sizes), half = hn::Set(kD, 0.5f);
+  // Far beyond what makes a difference, and small enough to multiply.
+  const V variance =
+      hn::Min(hn::Mul(hn::Set(kD, reach_squared), load(key_spreads)), hn::Set(kD, 1e30f));
+  const V deviation = hn::Sqrt(variance);
+  const V reached = hn::Sqrt(hn::Add(log_size, log_size));  // sqrt(2 ln n)
+  const V many = hn::Mul(half, variance);
+  const V few_tokens = hn::Sub(hn::Mul(deviation, reached), log_size);
+  const V normal = hn::IfThenElse(hn::Le(deviation, reached), many, few_tokens);
+  const V gain = hn::Mul(half, hn::Min(normal, deviation));
+  const V log_mass = ClampScore(hn::Add(load(scores), hn::Add(log_size, gain)));
+  if (few == 0) {
+    hn::StoreU(log_mass, kD, log_masses);
+    return log_mass;
+  }
+  StoreFew(log_mass, log_masses, few);
+  return hn::IfThenElse(hn::Lt(hn::Iota(kD, 0), hn::Set(kD, static_cast<float>(few))), log_mass,
+                        hn::Set(kD, -std::numeric_limits<float>::infinity()));
+}
+
+float EstimateLogMasses(const float* scores, const float* key_spreads, const float* log_sizes,
+                        float reach_squared, size_t n, float* log_masses) {
+  V largest = hn::Set(kD, -std::numeric_limits<float>::infinity());
+  for (size_t i = 0; i < n; i += kLanes) {
+    const size_t few = n - i < kLanes ? n - i : 0;
+    largest = hn::Max(largest, WeighVector(scores + i, key_spreads + i, log_sizes + i,
+                                           reach_squared, few, log_masses + i));
+  }
+  return hn::GetLane(hn::MaxOfLanes(kD, largest));
+}
+
+float Dot(const float* a, const float* b, size_t n) {
+  V sum = hn::Zero(kD);
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    hn::StoreU(hn::Add(hn::LoadU(kD, a + i), hn::LoadU(kD, b + i)), kD, out + i);
+    sum = hn::MulAdd(hn::LoadU(kD, a + i), hn::LoadU(kD, b + i), sum);
   }
-  for (; i < n; ++i) out[i] = a[i] + b[i];
+  if (i < n) sum = hn::MulAdd(LoadFew(a + i, n - i), LoadFew(b + i, n - i), sum);
+  return HorizontalSum(sum);
+}
+
+void Combine(const float* x, size_t stride, size_t group_size, const float* factors,
+             const float* mask, size_t n, float* out) {
+  for (size_t i = 0; i < n; i += kLanes) {
+    const size_t few = n - i < kLanes ? n - i : 0;
+    V sum = hn::Zero(kD);
+    for (size_t g = 0; g < group_size; ++g) {
+      const float* source = x + g * stride + i;
+      const V value = few == 0 ? hn::LoadU(kD, source) : LoadFew(source, few);
+      sum = hn::MulAdd(hn::Set(kD, factors[g]), value, sum);
+    }
+    const V masked = hn::Mul(sum, few == 0 ? hn::LoadU(kD, mask + i) : LoadFew(mask + i, few));
+    if (few == 0) {
+      hn::StoreU(masked, kD, out + i);
+    } else {
+      StoreFew(masked, out + i, few);
+    }
+  }
+}
+
+void SumsBelow(const float* x, size_t n, const float* thresholds, size_t threshold_count,
+               float* sums) {
+  for (size_t k = 0; k < threshold_count; ++k) {
+    const V threshold = hn::Set(kD, thresholds[k]);
+    V sum = hn::Zero(kD);
+    for (size_t i = 0; i < n; i += kLanes) {
+      const V value = n - i < kLanes ? LoadFew(x + i, n - i) : hn::LoadU(kD, x + i);
+      sum = hn::Add(sum, hn::IfThenElseZero(hn::Lt(value, threshold), value));
+    }
+    sums[k] += HorizontalSum(sum);
+  }
 }
 
 void Scale(float* x, size_t n, float factor) {
@@ -62,35 +132,42 @@ void Scale(float* x, size_t n, float factor) {
   for (; i < n; ++i) x[i] *= factor;
 }
 
-void MultiplyAdd(float factor, const float* x, size_t n, float* y) {
-  const V factor_v = hn::Set(kD, factor);
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    hn::StoreU(hn::MulAdd(factor_v, hn::LoadU(kD, x + i), hn::LoadU(kD, y + i)), kD, y + i);
+// Clusters from `i` on: a vector of them, or `few` < kLanes.
+HWY_INLINE void RankVector(const RankFactors& factors, const float* weights, size_t stride,
+                           const float* key_spreads, const float* value_spreads, size_t few,
+                           float* mass_share, float* rank) {
+  constexpr float kVarianceMax = 64.0f, kSixth = 1.0f / 6;
+  const auto load = [few](const float* x)
+                        HWY_ATTR { return few == 0 ? hn::LoadU(kD, x) : LoadFew(x, few); };
+  const V spread = load(key_spreads), one = hn::Set(kD, 1.0f);
+  V shares = hn::Zero(kD), misjudged = hn::Zero(kD);
+  for (size_t g = 0; g < factors.share.size(); ++g) {
+    const V weight = load(weights + g * stride);
+    const V v =
+        hn::Min(hn::Mul(hn::Set(kD, factors.reach_squares[g]), spread), hn::Set(kD, kVarianceMax));
+    const V grown =
+        hn::Mul(v, hn::MulAdd(v, hn::MulAdd(v, hn::Set(kD, kSixth), hn::Set(kD, 0.5f)), one));
+    const V deviation = hn::Sqrt(hn::Div(grown, hn::Add(grown, one)));
+    shares = hn::MulAdd(hn::Set(kD, factors.share[g]), weight, shares);
+    misjudged = hn::MulAdd(hn::Mul(hn::Set(kD, factors.rank[g]), weight), deviation, misjudged);
   }
-  for (; i < n; ++i) y[i] += factor * x[i];
+  misjudged = hn::Mul(misjudged, load(value_spreads));
+  if (few == 0) {
+    hn::StoreU(shares, kD, mass_share);
+    hn::StoreU(misjudged, kD, rank);
+  } else {
+    StoreFew(shares, mass_share, few);
+    StoreFew(misjudged, rank, few);
+  }
 }
 
-void AddMisjudged(float weight, float reach_squared, const float* share, const float* key_spreads,
-                  const float* value_spreads, size_t n, float* rank) {
-  constexpr float kVarianceMax = 4.0f, kSixth = 1.0f / 6;
-  const V reach_v = hn::Set(kD, reach_squared), weight_v = hn::Set(kD, weight);
-  const auto term = [&](V shares, V keys, V values) HWY_ATTR {
-    const V v = hn::Min(hn::Mul(reach_v, keys), hn::Set(kD, kVarianceMax));
-    const V series =
-        hn::MulAdd(v, hn::MulAdd(v, hn::Set(kD, kSixth), hn::Set(kD, 0.5f)), hn::Set(kD, 1.0f));
-    return hn::Mul(hn::Mul(weight_v, shares), hn::Mul(values, hn::Sqrt(hn::Mul(v, series))));
-  };
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const V added = term(hn::LoadU(kD, share + i), hn::LoadU(kD, key_spreads + i),
-                         hn::LoadU(kD, value_spreads + i));
-    hn::StoreU(hn::Add(hn::LoadU(kD, rank + i), added), kD, rank + i);
-  }
-  for (; i < n; ++i) {
-    const V added =
-        term(hn::Set(kD, share[i]), hn::Set(kD, key_spreads[i]), hn::Set(kD, value_spreads[i]));
-    rank[i] += hn::GetLane(added);
+void RankClusters(const RankFactors& factors, const float* weights, size_t stride,
+                  const float* key_spreads, const float* value_spreads, size_t n, float* mass_share,
+                  float* rank) {
+  for (size_t i = 0; i < n; i += kLanes) {
+    const size_t few = n - i < kLanes ? n - i : 0;
+    RankVector(factors, weights + i, stride, key_spreads + i, value_spreads + i, few,
+               mass_share + i, rank + i);
   }
 }
 
@@ -120,10 +197,12 @@ void ToFloat(DType dtype, const void* source, size_t n, float* target) {
 void FillElementwise(Kernels* kernels) {
   kernels->max = &Max;
   kernels->exp_sum = &ExpSum;
-  kernels->add = &AddArrays;
+  kernels->estimate_log_masses = &EstimateLogMasses;
   kernels->scale = &Scale;
-  kernels->multiply_add = &MultiplyAdd;
-  kernels->add_misjudged = &AddMisjudged;
+  kernels->dot = &Dot;
+  kernels->combine = &Combine;
+  kernels->sums_below = &SumsBelow;
+  kernels->rank_clusters = &RankClusters;
   kernels->to_float = &ToFloat;
 }
 

@@ -9,6 +9,11 @@ void SetDotKernels(Kernels* kernels);
 void SetAccumulateKernels(Kernels* kernels);
 void SetSketchKernels(Kernels* kernels);
 void SetElementwiseKernels(Kernels* kernels);
+void SetMeansKernels(Kernels* kernels);
 void SetAssignKernels(Kernels* kernels);
+
+// Extensions of AVX-512: where this processor has one, replaces the loops that gain by it, names
+// the level, and returns true. `kernels` holds the AVX-512 level.
+bool SetVnniKernels(Kernels* kernels);
 
 }  // namespace wavekv::simd

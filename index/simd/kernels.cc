@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -60,7 +61,12 @@ std::vector<Kernels> MakeLevels() {
     SetAccumulateKernels(&level);
     SetElementwiseKernels(&level);
     SetSketchKernels(&level);
+    SetMeansKernels(&level);
     SetAssignKernels(&level);
+    if (level.isa == std::string_view("avx512")) {
+      Kernels extended = level;
+      if (SetVnniKernels(&extended)) levels.push_back(extended);
+    }
     levels.push_back(level);
   }
   hwy::SetSupportedTargetsForTest(0);

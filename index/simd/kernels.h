@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "index/simd/query_codes.h"
 #include "storage/base/dtype.h"
 
 namespace wavekv::simd {
@@ -18,9 +19,16 @@ namespace wavekv::simd {
 // attention; it leaves room to add and subtract two of them.
 inline constexpr float kScoreMax = 1e38f;
 
+// What turns weights into shares and ranks, for each head of a group.
+struct RankFactors {
+  std::span<const float> share;          // [group_size]
+  std::span<const float> rank;           // [group_size]
+  std::span<const float> reach_squares;  // [group_size]
+};
+
 // One level's loops. Rows are dense and row-major; pointers need the alignment of their element.
 struct Kernels {
-  const char* isa;     // "scalar", "avx2", "avx512", "neon", ...
+  const char* isa;     // "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", ...
   size_t float_lanes;  // Floats in one vector.
 
   // scores[g * score_stride + r] = scale * (queries[g] . rows[r]), clamped to +-kScoreMax.
@@ -46,6 +54,18 @@ struct Kernels {
   // codes [SketchRowBytes(dim)] and its step.
   void (*accumulate_codes)(const uint8_t* codes, uint16_t step, size_t dim, const float* weights,
                            size_t weight_stride, size_t group_size, float* sums, size_t sum_stride);
+  // scores[g * score_stride + r] = bases[g] + factors[g] * scales[r] * (query codes g . codes r),
+  // clamped to +-kScoreMax; the products' sum is exact. `panels` holds the codes of row_count
+  // clusters as SegmentHead::key_codes does, queries.padded_dim of each.
+  void (*dot_panels)(const QueryCodes& queries, const uint8_t* panels, size_t row_count,
+                     const float* scales, const float* bases, const float* factors, float* scores,
+                     size_t score_stride);
+
+  // sums[g * sum_stride + j] += sum over r of weights[g * weight_stride + r] * codes[rows[r], j], r
+  // ascending. codes [any, dim].
+  void (*accumulate_means)(const int8_t* codes, const uint32_t* rows, size_t row_count, size_t dim,
+                           const float* weights, size_t weight_stride, size_t group_size,
+                           float* sums, size_t sum_stride);
 
   // Largest of x[0, n); -inf when n is 0.
   float (*max)(const float* x, size_t n);
@@ -53,20 +73,36 @@ struct Kernels {
   // x[i] = exp(x[i] - shift); returns their sum. x[i] - shift is at most 0.
   float (*exp_sum)(float* x, size_t n, float shift);
 
-  // out[i] = a[i] + b[i]. `out` may be `a` or `b`.
-  void (*add)(const float* a, const float* b, size_t n, float* out);
+  // log_masses[i] = scores[i] + log_sizes[i] + gain, clamped: the expected log of a sum of exp over
+  // a cluster of n tokens whose logits scatter by s = sqrt(reach_squared * key_spreads[i]) about
+  // the score. The gain is half of what normal ones have: s^2 / 2; above s = sqrt(2 ln n), where a
+  // few cannot hold the tail, s sqrt(2 ln n) - ln n; and at most s. Returns the largest; -inf when
+  // n is 0. key_spreads and reach_squared are not negative, log_sizes the logs of whole numbers.
+  float (*estimate_log_masses)(const float* scores, const float* key_spreads,
+                               const float* log_sizes, float reach_squared, size_t n,
+                               float* log_masses);
 
   // x[i] *= factor.
   void (*scale)(float* x, size_t n, float factor);
 
-  // y[i] += factor * x[i].
-  void (*multiply_add)(float factor, const float* x, size_t n, float* y);
+  // Sum of a[i] * b[i].
+  float (*dot)(const float* a, const float* b, size_t n);
 
-  // rank[i] += weight * share[i] * value_spreads[i] * sqrt(exp(v) - 1) with v = min(reach_squared *
-  // key_spreads[i], 4), exp to third order (1 % at v = 1, 36 % too small at 4, where it saturates).
-  void (*add_misjudged)(float weight, float reach_squared, const float* share,
+  // out[i] = mask[i] * (sum over g of factors[g] * x[g * stride + i]).
+  void (*combine)(const float* x, size_t stride, size_t group_size, const float* factors,
+                  const float* mask, size_t n, float* out);
+
+  // sums[k] += sum of the x[i] that are below thresholds[k].
+  void (*sums_below)(const float* x, size_t n, const float* thresholds, size_t threshold_count,
+                     float* sums);
+
+  // For each head g, weights[g * stride + i] being in proportion to its estimated mass of cluster
+  // i: mass_share[i] = sum over g of factors.share[g] * weight; rank[i] = value_spreads[i] * sum
+  // over g of factors.rank[g] * weight * sqrt(1 - exp(-v)), v = min(reach_squares[g] *
+  // key_spreads[i], 64), exp(v) to third order (within 2 % of the whole).
+  void (*rank_clusters)(const RankFactors& factors, const float* weights, size_t stride,
                         const float* key_spreads, const float* value_spreads, size_t n,
-                        float* rank);
+                        float* mass_share, float* rank);
 
   // target[i] = source[i], exact. source [n] dtype.
   void (*to_float)(DType dtype, const void* source, size_t n, float* target);

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "index/simd/query_codes.h"
+
 namespace wavekv {
 namespace {
 
@@ -32,7 +34,14 @@ double QueryReach(std::span<const float> query, float scale) {
 }
 
 double ScoreSlack(const SegmentHead& segment, double reach) {
-  return SumSlack(segment.key_dim, reach, segment.centroid_norm_max);
+  // A score is the sum of q.mean and q'.deviation, q' the query in steps of max |q_j| /
+  // kQueryCodeMax. The second sum is exact but for a few roundings that scale it and add it.
+  const double rounding = SumSlack(segment.key_dim + 4, reach, segment.key_mean_norm) +
+                          8 * kFloatUnit * reach * segment.deviation_norm_max;
+  // |q - q'| is at most half a step in each dim, and no |q_j| is above |q|.
+  const double coarseness =
+      reach * std::sqrt(static_cast<double>(segment.key_dim)) / (2.0 * simd::kQueryCodeMax);
+  return rounding + 1.01 * coarseness * segment.deviation_norm_max;
 }
 
 double SumSlack(uint32_t dim, double reach, double norm) {

@@ -10,14 +10,18 @@
 
 namespace wavekv {
 
+// The estimation zone may leave value means unread that hold together up to this share of each
+// query head's estimated mass of the zone: the segment's mean value stands for them, their mass
+// stays.
+inline constexpr double kUnreadShareMax = 1e-3;
+
 // Natural log of a cluster size; sizes up to kClusterTokensMax come from a table.
 float LogSize(uint16_t size);
 
 // softmax_scale * |query|, rounded up: how much a score can change per unit of distance.
 double QueryReach(std::span<const float> query, float scale);
 
-// Bound of the error of a float32 score against any centroid of `segment`: a sum of key_dim
-// products in any order, scaled.
+// Bound of the error of a score against any centroid of `segment` as RankClusters computes it.
 double ScoreSlack(const SegmentHead& segment, double reach);
 
 // The same for any sum of `dim` products, scaled, with a vector of length `norm`.

@@ -9,8 +9,8 @@
 namespace wavekv {
 namespace {
 
-// |v' - o'| / B: two lengths of at most B, the stored mean up to its rounding to 16 bits (2^-8).
-constexpr double kValueSpread = 2.01;
+// Covers the rounding of B and of the sums below.
+constexpr double kRoundingFactor = 1 + 1e-5;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Log masses of one cluster for one query head.
@@ -26,22 +26,31 @@ struct Sums {
   double upper = 0;
   double lower = 0;
 
-  void Add(const ClusterMass& mass, double shift) {
+  // `value_reach` bounds |v' - o'| / B.
+  void Add(const ClusterMass& mass, double value_reach, double shift) {
     const double lo = std::exp(mass.log_bounds.lower - shift);
     const double hi = std::exp(mass.log_bounds.upper - shift);
     const double estimate = std::exp(mass.log_estimate - shift);
-    misjudged += kValueSpread * std::max(hi - estimate, estimate - lo) + hi * mass.value_radius;
+    misjudged +=
+        value_reach * (std::max(hi - estimate, estimate - lo) + kUnreadShareMax * estimate) +
+        hi * mass.value_radius;
     upper += hi;
     lower += lo;
   }
 };
 
-// A lower bound of the length of the index's longest value: a mean is never longer than the
-// longest of its values, up to the rounding of the stored mean.
+// A lower bound of B: the longest clustered value.
 double LongestValue(HeadIndex index) {
   float longest = 0;
   for (const SegmentHead* segment : index) longest = std::max(longest, segment->value_norm_max);
-  return longest * (1 - 0x1p-8);
+  return longest;
+}
+
+// 2 b / B; 2 when there is nothing but zeros.
+double ValueReach(HeadIndex index, double longest_value) {
+  float delta = 0;
+  for (const SegmentHead* segment : index) delta = std::max(delta, segment->value_delta_max);
+  return 2 * kRoundingFactor * (delta == 0 ? 1 : 1 + delta / longest_value);
 }
 
 // Masses of every cluster for query head `g`.
@@ -50,14 +59,15 @@ std::vector<ClusterMass> MassesOf(HeadIndex index, const ClusterScores& scores, 
   std::vector<ClusterMass> masses;
   masses.reserve(scores.cluster_count);
   const float* logits = scores.logits.data() + size_t{g} * scores.cluster_count;
+  const float* weights = scores.weights.data() + size_t{g} * scores.cluster_count;
   for (const SegmentHead* segment : index) {
     const double slack = ScoreSlack(*segment, reach);
     for (uint32_t c = 0; c < segment->cluster_count; ++c) {
-      const float logit = logits[masses.size()];
+      const size_t at = masses.size();
       const double rho = segment->value_radii[c];
-      masses.push_back({BoundLogMass(logit, segment->sizes[c], segment->deltas[c],
+      masses.push_back({BoundLogMass(logits[at], segment->sizes[c], segment->deltas[c],
                                      segment->radii[c], reach, slack),
-                        static_cast<double>(logit) + LogSize(segment->sizes[c]),
+                        std::log(double{weights[at]}) + scores.tops[g],
                         rho == 0 ? 0 : rho / longest_value});
     }
   }
@@ -65,11 +75,11 @@ std::vector<ClusterMass> MassesOf(HeadIndex index, const ClusterScores& scores, 
 }
 
 // The bound from what is estimated (`rest`) and a lower bound of the mass of what is exact.
-double BoundOf(const Sums& rest, double exact_lower) {
+double BoundOf(const Sums& rest, double exact_lower, double value_reach) {
   const double total_lower = exact_lower + rest.lower;
   const double by_mass = total_lower > 0 ? rest.misjudged / total_lower : kInfinity;
   const double share = rest.upper > 0 ? rest.upper / (exact_lower + rest.upper) : 0;
-  return std::min(std::isnan(by_mass) ? kInfinity : by_mass, kValueSpread * share);
+  return std::min(std::isnan(by_mass) ? kInfinity : by_mass, value_reach * share);
 }
 
 }  // namespace
@@ -80,6 +90,7 @@ std::vector<double> BoundErrors(HeadIndex index, const ClusterScores& scores,
   std::vector<double> bounds(order.size() + 1, 0);
   if (scores.cluster_count == 0) return bounds;
   const double longest_value = LongestValue(index);
+  const double value_reach = ValueReach(index, longest_value);
   std::vector<bool> in_order(scores.cluster_count, false);
   for (const uint32_t cluster : order) in_order[cluster] = true;
 
@@ -89,7 +100,7 @@ std::vector<double> BoundErrors(HeadIndex index, const ClusterScores& scores,
     for (const ClusterMass& mass : masses) shift = std::max(shift, mass.log_bounds.upper);
     Sums rest;
     for (uint32_t c = 0; c < scores.cluster_count; ++c) {
-      if (!in_order[c]) rest.Add(masses[c], shift);
+      if (!in_order[c]) rest.Add(masses[c], value_reach, shift);
     }
     // What the first r of the order hold exactly, for each r; then backwards from the estimated
     // rest, so that every sum only grows and nothing cancels.
@@ -99,9 +110,9 @@ std::vector<double> BoundErrors(HeadIndex index, const ClusterScores& scores,
       exact_lower[r + 1] = exact_lower[r] + std::exp(masses[order[r]].log_bounds.lower - shift);
     }
     for (size_t r = order.size();; --r) {
-      bounds[r] = std::max(bounds[r], BoundOf(rest, exact_lower[r]));
+      bounds[r] = std::max(bounds[r], BoundOf(rest, exact_lower[r], value_reach));
       if (r == 0) break;
-      rest.Add(masses[order[r - 1]], shift);
+      rest.Add(masses[order[r - 1]], value_reach, shift);
     }
   }
   return bounds;

@@ -7,12 +7,18 @@
 //
 //   o - o' = sum over E of [ (M - m)(v' - o') + M (u - v') ] / Z .
 //
-// Let B be the length of the KV head's longest value: both v' and o' are no longer (v' up to its
-// rounding), so |o - o'| / B <= sum over E of [ 2 max(hi - m, m - lo) + hi rho / B ] / Z_lo.
-// On the other hand both outputs agree on all but a share w of their weight, the larger of E's true
-// and estimated share, so |o - o'| / B <= 2 w, with w <= H / (X + H), H the sum of hi over E (never
-// below m) and X a lower bound of the exact zones' mass. The smaller of the two is the bound.
-// B itself is not known, but no value mean is longer, which is what rho / B needs.
+// Let B be the length of the KV head's longest value and d the largest |stored - exact mean| of any
+// cluster's value: v' and o' are no longer than B + d, so with b = B + d
+//
+//   |o - o'| / B <= sum over E of [ 2 max(hi - m, m - lo) b / B + hi rho / B ] / Z_lo.
+//
+// The mean values of clusters with up to a share eps (kUnreadShareMax) of E's estimated mass may be
+// left unread, with the segment's mean value, no longer than B, in their place: that moves o' by up
+// to 2 eps b / B of E's share, so 2 eps m b / B is added to each term. On the other hand both
+// outputs agree on all but a share w of their weight, the larger of E's true and estimated share,
+// so |o - o'| / B <= 2 w b / B, with w <= H / (X + H), H the sum of hi over E (never below m) and X
+// a lower bound of the exact zones' mass. The smaller of the two is the bound. B itself is not
+// known, but is at least the longest clustered value, which is what b / B and rho / B need.
 #pragma once
 
 #include <cstdint>

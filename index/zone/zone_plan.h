@@ -40,6 +40,10 @@ struct ClusterScores {
   uint32_t cluster_count = 0;
   uint32_t group_size = 0;
   std::vector<float> logits;  // [group_size, cluster_count] scale * q . stored centroid
+  // Estimated mass of each cluster (see RankClusters): weights [group_size, cluster_count] in units
+  // of exp(tops[g]), the largest about 1. tops [group_size]; -inf without clusters.
+  std::vector<float> weights;
+  std::vector<float> tops;
   // [cluster_count] sum over the group of each head's share of the clusters' estimated mass.
   std::vector<float> mass_share;
   // [cluster_count] what estimating the cluster is expected to do to the output (see RankClusters);

@@ -22,7 +22,8 @@ using test::Gaussian;
 using test::NewRandom;
 using test::StoredRows;
 
-double Distance(std::span<const float> a, std::span<const float> b) {
+template <class A, class B>
+double Distance(const A& a, const B& b) {
   double sum = 0;
   for (size_t j = 0; j < a.size(); ++j) {
     sum += (static_cast<double>(a[j]) - b[j]) * (static_cast<double>(a[j]) - b[j]);
@@ -30,16 +31,10 @@ double Distance(std::span<const float> a, std::span<const float> b) {
   return std::sqrt(sum);
 }
 
-std::vector<float> IndexRow(const SegmentHead& head, const std::vector<uint16_t>& rows,
-                            uint32_t dim, uint32_t c) {
-  std::vector<float> row(dim);
-  ConvertToFloat(head.index_dtype, &rows[size_t{c} * dim], dim, row.data());
-  return row;
-}
-
 // One array's summary of one cluster against its rows in float64.
 void ExpectSummarises(const StoredRows& tokens, std::span<const uint32_t> members,
-                      std::span<const float> stored, float radius, const float* delta) {
+                      std::span<const double> stored, float scale, float radius,
+                      const float* delta) {
   std::vector<double> mean(tokens.dim, 0);
   double farthest = 0, largest = 0;
   for (const uint32_t m : members) {
@@ -54,8 +49,8 @@ void ExpectSummarises(const StoredRows& tokens, std::span<const uint32_t> member
   double off = 0;
   for (uint32_t j = 0; j < tokens.dim; ++j) {
     off += (mean[j] - stored[j]) * (mean[j] - stored[j]);
-    // Half a unit in the last place of bf16 or f16, subnormal f16 included.
-    EXPECT_NEAR(stored[j], mean[j], std::abs(mean[j]) * 0x1p-8 + 0x1p-24);
+    // Half a step of the codes.
+    EXPECT_NEAR(stored[j], mean[j], scale * 0.5001 + 1e-6 * largest);
   }
   EXPECT_GE(radius, farthest);
   EXPECT_LE(radius, farthest * (1 + 1e-6));
@@ -72,14 +67,16 @@ void ExpectValid(const BuiltSegment& built, const StoredRows& keys, const Stored
   ASSERT_EQ(head.key_dim, keys.dim);
   ASSERT_EQ(head.value_dim, values.dim);
   ASSERT_EQ(head.payload_dtype, keys.dtype);
-  ASSERT_EQ(head.index_dtype, IndexDType(keys.dtype));
   ASSERT_EQ(head.keys, built.keys.data());
   ASSERT_EQ(head.values, built.values.data());
-  ASSERT_EQ(head.centroids.size(), size_t{clusters} * keys.dim);
-  ASSERT_EQ(head.value_means.size(), size_t{clusters} * values.dim);
+  ASSERT_EQ(head.key_codes.size(), KeyCodeCount(clusters, keys.dim));
+  ASSERT_EQ(head.value_codes.size(), size_t{clusters} * values.dim);
+  ASSERT_EQ(head.key_mean.size(), keys.dim);
+  ASSERT_EQ(head.value_mean.size(), values.dim);
   for (const size_t size :
-       {head.sizes.size(), head.radii.size(), head.deltas.size(), head.value_radii.size(),
-        head.first_row.size() - 1, head.first_block.size() - 1}) {
+       {head.sizes.size(), head.log_sizes.size(), head.key_scales.size(), head.value_scales.size(),
+        head.radii.size(), head.deltas.size(), head.value_radii.size(), head.first_row.size() - 1,
+        head.first_block.size() - 1}) {
     ASSERT_EQ(size, clusters);
   }
   ASSERT_EQ(head.first_row.back(), tokens);
@@ -96,7 +93,7 @@ void ExpectValid(const BuiltSegment& built, const StoredRows& keys, const Stored
                           value_bytes),
               0);
   }
-  float norm_max = 0, value_norm_max = 0;
+  double deviation_max = 0, value_max = 0;
   for (uint32_t c = 0; c < clusters; ++c) {
     ASSERT_GE(head.sizes[c], 1);
     ASSERT_LE(head.sizes[c], kClusterTokensMax);
@@ -105,19 +102,25 @@ void ExpectValid(const BuiltSegment& built, const StoredRows& keys, const Stored
     const std::vector<uint32_t> members(head.row_to_offset.begin() + head.first_row[c],
                                         head.row_to_offset.begin() + head.first_row[c + 1]);
     ASSERT_TRUE(std::is_sorted(members.begin(), members.end())) << "by position in a cluster";
-    const std::vector<float> centroid = IndexRow(head, head.centroids, keys.dim, c);
-    const std::vector<float> mean = IndexRow(head, head.value_means, values.dim, c);
-    for (const float x : centroid) ASSERT_TRUE(std::isfinite(x));
-    for (const float x : mean) ASSERT_TRUE(std::isfinite(x));
-    ExpectSummarises(keys, members, centroid, head.radii[c], &head.deltas[c]);
-    ExpectSummarises(values, members, mean, head.value_radii[c], nullptr);
-    norm_max =
-        std::max(norm_max, static_cast<float>(Distance(centroid, std::vector<float>(keys.dim))));
-    value_norm_max = std::max(value_norm_max,
-                              static_cast<float>(Distance(mean, std::vector<float>(values.dim))));
+    const std::vector<double> centroid = StoredCentroid(head, c);
+    const std::vector<double> mean = StoredValueMean(head, c);
+    for (const double x : centroid) ASSERT_TRUE(std::isfinite(x));
+    for (const double x : mean) ASSERT_TRUE(std::isfinite(x));
+    EXPECT_FLOAT_EQ(head.log_sizes[c], std::log(static_cast<float>(head.sizes[c])));
+    ExpectSummarises(keys, members, centroid, head.key_scales[c], head.radii[c], &head.deltas[c]);
+    ExpectSummarises(values, members, mean, head.value_scales[c], head.value_radii[c], nullptr);
+    deviation_max = std::max(deviation_max, Distance(centroid, head.key_mean));
   }
-  EXPECT_NEAR(head.centroid_norm_max, norm_max, 1e-6 * norm_max);
-  EXPECT_NEAR(head.value_norm_max, value_norm_max, 1e-6 * value_norm_max);
+  const std::vector<float> zero(std::max(keys.dim, values.dim), 0);
+  EXPECT_NEAR(head.deviation_norm_max, deviation_max, 1e-6 * deviation_max);
+  EXPECT_NEAR(head.key_mean_norm, Distance(head.key_mean, zero), 1e-6 * head.key_mean_norm);
+  for (uint32_t row = 0; row < tokens; ++row) {
+    const auto value =
+        std::span<const float>(values.floats).subspan(size_t{row} * values.dim, values.dim);
+    value_max = std::max(value_max, Distance(value, zero));
+  }
+  EXPECT_LE(head.value_norm_max, value_max);
+  EXPECT_GE(head.value_norm_max, value_max * (1 - 1e-6));
 }
 
 using MakeKeys = std::function<std::vector<float>(std::mt19937_64&, uint32_t tokens, uint32_t dim)>;
@@ -218,7 +221,8 @@ TEST(ClusterSegment, KeysNearTheLargestFloatGiveAFiniteIndex) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const StoredRows rows = test::Store(dtype, 40, raw);
     const BuiltSegment built = test::Build(*backend, rows, rows);
-    for (const uint16_t bits : built.head.centroids) EXPECT_TRUE(std::isfinite(BF16ToFloat(bits)));
+    for (const float scale : built.head.key_scales) EXPECT_TRUE(std::isfinite(scale));
+    for (const float x : built.head.key_mean) EXPECT_TRUE(std::isfinite(x));
     for (const float radius : built.head.radii) EXPECT_TRUE(std::isfinite(radius));
     for (const float delta : built.head.deltas) EXPECT_TRUE(std::isfinite(delta));
   }
@@ -236,8 +240,10 @@ TEST(ClusterSegment, IdenticalKeysFillTheirClusters) {
 }
 
 bool SameBits(const BuiltSegment& a, const BuiltSegment& b) {
-  return a.keys == b.keys && a.values == b.values && a.head.centroids == b.head.centroids &&
-         a.head.value_means == b.head.value_means && a.head.sizes == b.head.sizes &&
+  return a.keys == b.keys && a.values == b.values && a.head.key_codes == b.head.key_codes &&
+         a.head.key_scales == b.head.key_scales && a.head.key_mean == b.head.key_mean &&
+         a.head.value_codes == b.head.value_codes && a.head.value_scales == b.head.value_scales &&
+         a.head.value_mean == b.head.value_mean && a.head.sizes == b.head.sizes &&
          a.head.radii == b.head.radii && a.head.deltas == b.head.deltas &&
          a.head.value_radii == b.head.value_radii && a.head.first_row == b.head.first_row &&
          a.head.row_to_offset == b.head.row_to_offset;
@@ -294,7 +300,8 @@ TEST(ClusterSegment, ALoneFarKeyIsAClusterOfItsOwn) {
   const auto cluster =
       std::upper_bound(first_row.begin(), first_row.end(), row) - first_row.begin() - 1;
   EXPECT_EQ(built.head.sizes[cluster], 1);
-  EXPECT_EQ(built.head.radii[cluster], 0);
+  // It is its own centroid, to half a step of the codes in each dim.
+  EXPECT_LE(built.head.radii[cluster], built.head.key_scales[cluster] * 0.501 * 8);
 }
 
 TEST(ClusterSegment, NoMoreOutliersThanAllowed) {

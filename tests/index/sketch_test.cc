@@ -132,12 +132,11 @@ class SketchTest : public testing::TestWithParam<Level> {
     std::vector<double> out(dim, 0);
     size_t i = 0;
     for (const uint32_t c : clusters) {
+      const std::vector<double> mean = StoredValueMean(head, c);
       for (uint32_t row = head.first_row[c]; row < head.first_row[c + 1]; ++row, ++i) {
         const std::vector<double> difference = Decode(head.sketch.values, row, dim);
         for (uint32_t j = 0; j < dim; ++j) {
-          const uint16_t mean = head.value_means[size_t{c} * dim + j];
-          const double sketched =
-              (shape().dtype == DType::kF16 ? F16ToFloat(mean) : BF16ToFloat(mean)) + difference[j];
+          const double sketched = mean[j] + difference[j];
           const double exact = values_.floats[size_t{head.row_to_offset[row]} * dim + j];
           out[j] += std::exp(scores[i] - lse) * (heavy[i] ? exact : sketched);
         }
@@ -196,10 +195,9 @@ TEST_P(SketchTest, EqualsItsReplay) {
     }
     const size_t row_bytes = (shape().key_dim + shape().value_dim) * DTypeBytes(shape().dtype);
     const size_t key_bytes = rows * (SketchRowBytes(shape().key_dim) + 2);
-    EXPECT_GT(found.token_bytes_read, key_bytes);
-    EXPECT_LE(found.token_bytes_read,
-              key_bytes + heavy_count * row_bytes +
-                  (rows - heavy_count) * (SketchRowBytes(shape().value_dim) + 2));
+    EXPECT_GT(found.bytes_read, key_bytes);
+    EXPECT_LE(found.bytes_read, key_bytes + heavy_count * row_bytes +
+                                    (rows - heavy_count) * (SketchRowBytes(shape().value_dim) + 2));
     for (uint32_t g = 0; g < shape().group_size; ++g) {
       const double lse = test::LogSumExp(scores[g]);
       EXPECT_NEAR(found.attention.lse[g], lse, 1e-4 * (1 + std::fabs(lse)));
@@ -266,7 +264,7 @@ TEST_P(SketchTest, OverNothingIsNothing) {
     EXPECT_EQ(found.lse_upper[g], -INFINITY);
   }
   for (const float x : found.attention.out) EXPECT_EQ(x, 0);
-  EXPECT_EQ(found.token_bytes_read, 0u);
+  EXPECT_EQ(found.bytes_read, 0u);
 }
 
 TEST_P(SketchTest, PartsMerge) {
@@ -281,7 +279,7 @@ TEST_P(SketchTest, PartsMerge) {
   ASSERT_TRUE(backend_->SketchClusters(segment_, first, query_, scores_, true, &a).ok());
   ASSERT_TRUE(backend_->SketchClusters(segment_, rest, query_, scores_, true, &b).ok());
   MergeEstimated(b, &a);
-  EXPECT_EQ(a.token_bytes_read > 0, true);
+  EXPECT_EQ(a.bytes_read > 0, true);
   for (uint32_t g = 0; g < shape().group_size; ++g) {
     EXPECT_NEAR(a.attention.lse[g], whole.attention.lse[g], 1e-4);
     EXPECT_NEAR(a.lse_lower[g], whole.lse_lower[g], 2e-3);

@@ -196,6 +196,8 @@ TEST(SelectZones, TheBestOfTheEstimatedAreSketched) {
     ClusterScores scored = scores;
     scored.group_size = 1;
     scored.logits.assign(5, 0);
+    scored.weights.assign(5, 1);
+    scored.tops = {0};
     const std::vector<double> reaches = {1};
     const std::vector<float> steady = {0};
     const ZonePlan plan = SelectZones(index, scored, reaches, steady, row.budget);
