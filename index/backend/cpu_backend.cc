@@ -5,10 +5,10 @@
 #include <limits>
 #include <vector>
 
+#include "index/backend/cpu_attend.h"
 #include "index/backend/cpu_estimate.h"
 #include "index/backend/cpu_rank.h"
 #include "index/backend/cpu_sketch.h"
-#include "index/backend/softmax_accumulator.h"
 #include "index/cluster/cluster_segment.h"
 #include "index/zone/cluster_mass.h"
 #include "index/zone/select_zones.h"
@@ -78,42 +78,14 @@ class CpuBackend final : public ComputeBackend {
   absl::Status AttendRows(std::span<const RowRun> rows, const GroupQuery& query,
                           PartialAttention* result) override {
     CheckQuery(query);
-    constexpr uint32_t kTileRows = SoftmaxAccumulator::kTileRows;
-    SoftmaxAccumulator accumulator(kernels_, query.group_size, query.value_dim,
-                                   query.payload_dtype);
-    std::vector<float> scores(size_t{query.group_size} * kTileRows);
-    std::vector<ValueRun> tile;
-    uint32_t tile_rows = 0;
-    const size_t key_bytes = query.key_dim * DTypeBytes(query.payload_dtype);
-    const size_t value_bytes = query.value_dim * DTypeBytes(query.payload_dtype);
-    for (const RowRun& run : rows) {
-      for (uint32_t row = 0; row < run.row_count;) {
-        const uint32_t count = std::min(run.row_count - row, kTileRows - tile_rows);
-        kernels_.dot_rows(query.payload_dtype, query.queries.data(), query.group_size,
-                          query.key_dim, run.keys + row * key_bytes, count, query.scale,
-                          scores.data() + tile_rows, kTileRows);
-        tile.push_back({run.values + row * value_bytes, count});
-        tile_rows += count;
-        row += count;
-        if (tile_rows == kTileRows) {
-          accumulator.AddTile(scores.data(), tile_rows, tile);
-          tile.clear();
-          tile_rows = 0;
-        }
-      }
-    }
-    accumulator.AddTile(scores.data(), tile_rows, tile);
-    accumulator.Finish(result);
+    AttendOnCpu(kernels_, rows, query, result);
     return absl::OkStatus();
   }
 
   absl::Status AttendClusters(HeadIndex index, std::span<const uint32_t> clusters,
                               const GroupQuery& query, PartialAttention* result) override {
     CheckIndex(index, query);
-    std::vector<RowRun> rows;
-    rows.reserve(clusters.size());
-    for (const uint32_t cluster : clusters) rows.push_back(ClusterRows(index, cluster));
-    return AttendRows(rows, query, result);
+    return AttendRows(RowsOfClusters(index, clusters), query, result);
   }
 
   absl::Status SketchClusters(HeadIndex index, std::span<const uint32_t> clusters,

@@ -14,6 +14,59 @@ namespace wavekv::simd::HWY_NAMESPACE {
 
 constexpr size_t kRowsPerPass = 4;
 
+#if HWY_TARGET == HWY_SCALAR
+
+template <size_t kRows>
+HWY_INLINE void StoreScores(const V (&sums)[kRows], float scale, float* HWY_RESTRICT scores) {
+  for (size_t r = 0; r < kRows; ++r) {
+    scores[r] = hn::GetLane(ClampScore(hn::Mul(sums[r], hn::Set(kD, scale))));
+  }
+}
+
+#else
+
+// The sum of a vector's blocks of four lanes.
+template <class BlocksD>
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> AddBlocks(BlocksD d, hn::Vec<BlocksD> v) {
+  if constexpr (hn::MaxLanes(d) <= 4) {
+    return v;
+  } else {
+    const hn::Half<BlocksD> half;
+    return AddBlocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// Scores of kRows <= 4 rows from their sums, lane by lane. The rows are added up together, each in
+// the same order whatever their number: within blocks of four lanes, then across the blocks.
+template <size_t kRows>
+HWY_INLINE void StoreScores(const V (&sums)[kRows], float scale, float* HWY_RESTRICT scores) {
+  static_assert(kRows <= kRowsPerPass && kRowsPerPass == 4);
+  const hn::CappedTag<float, 4> d4;
+  const hn::Repartition<double, D> d64;
+  V row[4] = {hn::Zero(kD), hn::Zero(kD), hn::Zero(kD), hn::Zero(kD)};
+  for (size_t r = 0; r < kRows; ++r) row[r] = sums[r];
+  // In each block first (a0 + a2, b0 + b2, a1 + a3, b1 + b3), then (a, b, c, d).
+  const V ab =
+      hn::Add(hn::InterleaveLower(kD, row[0], row[1]), hn::InterleaveUpper(kD, row[0], row[1]));
+  const V cd =
+      hn::Add(hn::InterleaveLower(kD, row[2], row[3]), hn::InterleaveUpper(kD, row[2], row[3]));
+  const auto ab64 = hn::BitCast(d64, ab), cd64 = hn::BitCast(d64, cd);
+  const V blocks = hn::Add(hn::BitCast(kD, hn::InterleaveLower(d64, ab64, cd64)),
+                           hn::BitCast(kD, hn::InterleaveUpper(d64, ab64, cd64)));
+  const auto scaled = hn::Mul(AddBlocks(kD, blocks), hn::Set(d4, scale));
+  // As ClampScore.
+  const auto clamped = hn::Min(hn::Max(scaled, hn::Set(d4, -kScoreMax)), hn::Set(d4, kScoreMax));
+  if constexpr (kRows == 4) {
+    hn::StoreU(clamped, d4, scores);
+  } else {
+    alignas(16) float lanes[4];
+    hn::Store(clamped, d4, lanes);
+    for (size_t r = 0; r < kRows; ++r) scores[r] = lanes[r];
+  }
+}
+
+#endif
+
 template <DType kType, size_t kHeads, size_t kRows>
 HWY_INLINE void DotTile(const float* HWY_RESTRICT queries, size_t dim,
                         const uint8_t* HWY_RESTRICT rows, float scale, float* HWY_RESTRICT scores,
@@ -43,10 +96,7 @@ HWY_INLINE void DotTile(const float* HWY_RESTRICT queries, size_t dim,
     }
   }
   for (size_t g = 0; g < kHeads; ++g) {
-    for (size_t r = 0; r < kRows; ++r) {
-      const V total = hn::Set(kD, HorizontalSum(sums[g][r]) * scale);
-      scores[g * score_stride + r] = hn::GetLane(ClampScore(total));
-    }
+    StoreScores<kRows>(sums[g], scale, scores + g * score_stride);
   }
 }
 

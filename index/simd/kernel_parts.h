@@ -15,5 +15,6 @@ void SetAssignKernels(Kernels* kernels);
 // Extensions of AVX-512: where this processor has one, replaces the loops that gain by it, names
 // the level, and returns true. `kernels` holds the AVX-512 level.
 bool SetVnniKernels(Kernels* kernels);
+bool SetBf16Kernels(Kernels* kernels);
 
 }  // namespace wavekv::simd

@@ -65,7 +65,10 @@ std::vector<Kernels> MakeLevels() {
     SetAssignKernels(&level);
     if (level.isa == std::string_view("avx512")) {
       Kernels extended = level;
-      if (SetVnniKernels(&extended)) levels.push_back(extended);
+      if (SetVnniKernels(&extended)) {
+        levels.push_back(extended);
+        if (SetBf16Kernels(&extended)) levels.insert(levels.end() - 1, extended);
+      }
     }
     levels.push_back(level);
   }

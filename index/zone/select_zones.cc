@@ -1,8 +1,11 @@
 #include "index/zone/select_zones.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <vector>
 
 #include "index/zone/error_bound.h"
@@ -17,46 +20,91 @@ uint32_t CeilOfShare(double share, uint32_t count) {
   return std::min(count, static_cast<uint32_t>(std::ceil(exact * (1 - 1e-12))));
 }
 
+// Sorts by rank, best first, then by index: the rank's bits, turned so that a larger one is a
+// smaller number, above the index.
+uint64_t OrderKey(float rank, uint32_t cluster) {
+  const auto bits = std::bit_cast<uint32_t>(rank + 0.0f);  // -0 ranks as 0.
+  const uint32_t ascending = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return (uint64_t{~ascending} << 32) | cluster;
+}
+
+// A rank that about `count` of the clusters reach, rather more than less, from a sample of them.
+float GuessThreshold(const std::vector<float>& rank, uint32_t count) {
+  constexpr size_t kSamples = 1024;
+  const size_t stride = std::max<size_t>(1, rank.size() / kSamples);
+  std::vector<float> sample;
+  sample.reserve(rank.size() / stride + 1);
+  for (size_t c = 0; c < rank.size(); c += stride) sample.push_back(rank[c]);
+  // The sample's own scatter: three deviations of a count, and a few.
+  const double share = static_cast<double>(count) / static_cast<double>(stride);
+  const auto place = static_cast<size_t>(share + 3 * std::sqrt(share) + 4);
+  if (place >= sample.size()) return -std::numeric_limits<float>::infinity();
+  std::nth_element(sample.begin(), sample.begin() + static_cast<ptrdiff_t>(place), sample.end(),
+                   std::greater<>());
+  return sample[place];
+}
+
+// The best `count` clusters, sorted. Only those that reach a guessed threshold are sorted.
+std::vector<uint32_t> BestClusters(const std::vector<float>& rank, uint32_t count) {
+  const auto reaching = [&](float threshold) {
+    std::vector<uint64_t> keys(rank.size());
+    size_t found = 0;
+    for (uint32_t c = 0; c < rank.size(); ++c) {
+      keys[found] = OrderKey(rank[c], c);
+      found += rank[c] >= threshold ? 1 : 0;
+    }
+    keys.resize(found);
+    return keys;
+  };
+  std::vector<uint64_t> keys = reaching(GuessThreshold(rank, count));
+  if (keys.size() < count) keys = reaching(-std::numeric_limits<float>::infinity());
+  const auto end = keys.begin() + count;
+  if (end != keys.end()) std::nth_element(keys.begin(), end, keys.end());
+  std::sort(keys.begin(), end);
+  std::vector<uint32_t> best;
+  best.reserve(count);
+  for (auto key = keys.begin(); key != end; ++key) best.push_back(static_cast<uint32_t>(*key));
+  return best;
+}
+
 // The order of clusters, best first, found as far as it is asked for.
 class RankOrder {
  public:
-  explicit RankOrder(const std::vector<float>& rank) : rank_(rank), order_(rank.size()) {
-    for (uint32_t c = 0; c < order_.size(); ++c) order_[c] = c;
-  }
+  explicit RankOrder(const std::vector<float>& rank) : rank_(rank) {}
 
   // The best `count` clusters, sorted; valid until the next call.
   std::span<const uint32_t> Best(uint32_t count) {
-    const auto better = [this](uint32_t a, uint32_t b) {
-      return rank_[a] != rank_[b] ? rank_[a] > rank_[b] : a < b;
-    };
-    if (count > sorted_) {
-      const auto first = order_.begin() + sorted_, last = order_.begin() + count;
-      if (last != order_.end()) std::nth_element(first, last, order_.end(), better);
-      std::sort(first, last, better);
-      sorted_ = count;
-    }
-    return std::span<const uint32_t>(order_).first(count);
+    if (count > best_.size()) best_ = BestClusters(rank_, count);
+    return std::span<const uint32_t>(best_).first(count);
   }
 
   // The best `count` clusters behind the best `skipped`, by index.
   std::vector<uint32_t> NextByIndex(uint32_t skipped, uint32_t count) {
-    const auto clusters = static_cast<uint32_t>(order_.size());
-    // When that is all the rest, its order does not matter.
-    if (skipped + count < clusters) Best(skipped + count);
-    std::vector<bool> chosen(clusters, false);
-    for (uint32_t i = skipped; i < skipped + count; ++i) chosen[order_[i]] = true;
-    std::vector<uint32_t> next;
-    next.reserve(count);
-    for (uint32_t c = 0; c < clusters; ++c) {
-      if (chosen[c]) next.push_back(c);
-    }
-    return next;
+    if (count == 0) return {};
+    if (skipped + count == rank_.size()) return RestByIndex(skipped);
+    const std::span<const uint32_t> next = Best(skipped + count).subspan(skipped);
+    std::vector<uint32_t> by_index(next.begin(), next.end());
+    std::sort(by_index.begin(), by_index.end());
+    return by_index;
   }
 
  private:
+  // All but the best `skipped`.
+  std::vector<uint32_t> RestByIndex(uint32_t skipped) {
+    std::vector<uint8_t> chosen(rank_.size(), 1);
+    for (const uint32_t c : Best(skipped)) chosen[c] = 0;
+    std::vector<uint32_t> rest(rank_.size());
+    size_t count = 0;
+    for (uint32_t c = 0; c < chosen.size(); ++c) {
+      rest[count] = c;
+      count += chosen[c];
+    }
+    rest.resize(count);
+    return rest;
+  }
+
   const std::vector<float>& rank_;
-  std::vector<uint32_t> order_;
-  uint32_t sorted_ = 0;  // The first ones are in place.
+  std::vector<uint32_t> best_;
 };
 
 // Retrieved clusters that hold `share` of the estimated mass; `order` is that of mass_share.
@@ -116,11 +164,11 @@ ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<con
       break;
     }
   }
-  const std::span<const uint32_t> best = order.Best(count);
-  plan.retrieved.assign(best.begin(), best.end());
   const uint32_t estimated = CeilOfShare(budget.estimate_ratio, clusters - count);
   plan.can_sketch = budget.kind != BudgetKind::kError && HasSketches(index);
   const uint32_t sketched = plan.can_sketch ? std::min(budget.sketch_clusters, estimated) : 0;
+  const std::span<const uint32_t> best = order.Best(count + sketched).first(count);
+  plan.retrieved.assign(best.begin(), best.end());
   plan.sketched = order.NextByIndex(count, sketched);
   plan.estimated = order.NextByIndex(count + sketched, estimated - sketched);
   plan.ignored = clusters - count - estimated;
