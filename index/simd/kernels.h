@@ -54,6 +54,7 @@ struct Kernels {
   // codes [SketchRowBytes(dim)] and its step.
   void (*accumulate_codes)(const uint8_t* codes, uint16_t step, size_t dim, const float* weights,
                            size_t weight_stride, size_t group_size, float* sums, size_t sum_stride);
+
   // scores[g * score_stride + r] = bases[g] + factors[g] * scales[r] * (query codes g . codes r),
   // clamped to +-kScoreMax; the products' sum is exact. `panels` holds the codes of row_count
   // clusters as SegmentHead::key_codes does, queries.padded_dim of each.
