@@ -48,7 +48,7 @@ TEST_P(NeedlesTest, AllAreFound) {
   EXPECT_LE(*report->kv_bytes_read_ratio, GetParam().ratio_max);
 }
 
-// Shares of the KV bytes: 96 sketched clusters and the steady zone weigh more in short contexts.
+// Shares of the KV bytes: 128 sketched clusters and the steady zone weigh more in short contexts.
 constexpr double kShortRatio = 0.25;
 constexpr double kMiddleRatio = 0.25;
 constexpr double kLongRatio = 0.15;

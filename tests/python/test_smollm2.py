@@ -45,6 +45,6 @@ def test_smollm2_through_wavekv_equals_exact_attention(address, own_documents, w
     # The steady zone alone must be clearly worse: it shows that retrieval and estimation work.
     assert result["perplexity_steady_only"] > 1.02 * result["perplexity_exact"]
     assert 1 - result["next_token_agreement_steady_only"] > 3 * (1 - result["next_token_agreement"])
-    # The floor of the default budget weighs at this length: docs/decisions/006.
-    assert 0 < result["kv_bytes_read_ratio"] <= 0.5
+    # The sketched clusters weigh at this length: docs/decisions/011.
+    assert 0 < result["kv_bytes_read_ratio"] <= 0.16
     assert 0 < result["hit_ratio"] <= 1

@@ -67,7 +67,7 @@ class Budget:
     value: float = 0.009
     clusters_max: int = 0
     estimate_ratio: float = 1.0
-    sketch_clusters: int = 144
+    sketch_clusters: int = 128
 
     @classmethod
     def ratio(cls, share: float) -> Budget:
