@@ -2,12 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 
-#include "storage/base/check.h"
+#include "bench/npy.h"
 
 namespace wavekv::bench {
 namespace {
@@ -81,30 +77,13 @@ void RoundToStorage(DType dtype, std::vector<float>* x) {
   ConvertToFloat(dtype, stored.data(), x->size(), x->data());
 }
 
-// The data of a .npy file of known element size, and its shape.
-std::vector<char> ReadNpy(const std::string& path, std::vector<uint32_t>* shape) {
-  std::ifstream file(path, std::ios::binary);
-  WAVEKV_CHECK(file.good(), path.c_str());
-  char head[10];
-  file.read(head, sizeof(head));
-  std::string text(static_cast<uint8_t>(head[8]) + 256u * static_cast<uint8_t>(head[9]), ' ');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  shape->clear();
-  const char* at = text.c_str() + text.find("'shape': (") + 10;
-  while (*at != ')') {
-    char* end = nullptr;
-    shape->push_back(static_cast<uint32_t>(std::strtoul(at, &end, 10)));
-    at = end + std::strspn(end, ", ");
-  }
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-std::vector<float> HeadRows(const std::vector<char>& raw, const std::vector<uint32_t>& shape,
-                            uint32_t head) {
-  std::vector<float> rows(size_t{shape[0]} * shape[2]);
+// One head's rows of an array [tokens, heads, dim].
+std::vector<float> HeadRows(const NpyArray& array, uint32_t head) {
+  const std::vector<uint32_t>& shape = array.shape;
+  std::vector<float> rows;
   for (uint32_t i = 0; i < shape[0]; ++i) {
-    ConvertToFloat(DType::kF16, raw.data() + (size_t{i} * shape[1] + head) * shape[2] * 2, shape[2],
-                   &rows[size_t{i} * shape[2]]);
+    const std::vector<float> row = array.Floats((size_t{i} * shape[1] + head) * shape[2], shape[2]);
+    rows.insert(rows.end(), row.begin(), row.end());
   }
   return rows;
 }
@@ -155,22 +134,19 @@ DataSet Real(std::mt19937_64& random, const std::string& directory, int layer, u
   DataSet data;
   data.name = "real l" + std::to_string(layer) + " h" + std::to_string(head);
   data.dtype = DType::kF16;
-  std::vector<uint32_t> shape, query_shape;
   const std::string end = std::to_string(layer) + ".npy";
-  const std::vector<char> k = ReadNpy(directory + "/k_l" + end, &shape);
-  const std::vector<char> v = ReadNpy(directory + "/v_l" + end, &shape);
-  const std::vector<char> q = ReadNpy(directory + "/q_l" + end, &query_shape);
-  data.tokens = shape[0];
-  data.dim = shape[2];
-  data.group = query_shape[1] / shape[1];
-  data.keys = HeadRows(k, shape, head);
-  data.values = HeadRows(v, shape, head);
+  const NpyArray k = ReadNpy(directory + "/k_l" + end);
+  const NpyArray v = ReadNpy(directory + "/v_l" + end);
+  const NpyArray q = ReadNpy(directory + "/q_l" + end);
+  data.tokens = k.shape[0];
+  data.dim = k.shape[2];
+  data.group = q.shape[1] / k.shape[1];
+  data.keys = HeadRows(k, head);
+  data.values = HeadRows(v, head);
   for (int i = 0; i < (needle ? 1 : kRealQueries); ++i) {
-    const size_t step = random() % query_shape[0];
-    Question question{std::vector<float>(size_t{data.group} * data.dim), -1};
-    std::memcpy(question.queries.data(),
-                q.data() + (step * query_shape[1] + head * data.group) * data.dim * 4,
-                question.queries.size() * 4);
+    const size_t step = random() % q.shape[0];
+    const size_t first = (step * q.shape[1] + head * data.group) * data.dim;
+    Question question{q.Floats(first, size_t{data.group} * data.dim)};
     if (needle) {
       question.needle = NeedlePosition(random, data);
       if (!Plant(&data, question)) continue;

@@ -140,24 +140,23 @@ Index BuildIndex(const DataSet& data, const Variant& variant) {
                        data.dtype,
                        keys.data() + first * row_bytes,
                        values.data() + first * row_bytes};
-    auto clusters = PartitionKeys(kernels,
-                                  std::span<const float>(&data.keys[size_t{first} * data.dim],
-                                                         size_t{last - first} * data.dim),
-                                  last - first, data.dim, variant.options);
-    WAVEKV_CHECK(clusters.ok(), "partition");
+    std::vector<ClusterMembers> clusters =
+        PartitionKeys(kernels,
+                      std::span<const float>(&data.keys[size_t{first} * data.dim],
+                                             size_t{last - first} * data.dim),
+                      last - first, data.dim, variant.options);
     if (variant.radius_factor > 0) {
-      *clusters =
-          LimitRadius(data, first, last - first, variant.radius_factor, *std::move(clusters));
+      clusters = LimitRadius(data, first, last - first, variant.radius_factor, std::move(clusters));
     }
     if (variant.singleton_ratio > 0) {
-      *clusters = SetApart(data, first, variant.singleton_ratio, *std::move(clusters));
+      clusters = SetApart(data, first, variant.singleton_ratio, std::move(clusters));
     }
-    for (const ClusterMembers& members : *clusters) {
+    for (const ClusterMembers& members : clusters) {
       for (const uint32_t m : members) index.cluster_of[first + m] = flat;
       ++flat;
     }
     for (int i = 0; i < 2; ++i) index.payload.emplace_back((last - first) * row_bytes);
-    index.heads.push_back(SummariseClusters(kernels, input, *clusters, /*sketch=*/false,
+    index.heads.push_back(SummariseClusters(kernels, input, clusters, /*sketch=*/false,
                                             index.payload[index.payload.size() - 2].data(),
                                             index.payload.back().data()));
     first = last;

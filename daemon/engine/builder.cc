@@ -14,14 +14,15 @@
 namespace wavekv {
 namespace {
 
-constexpr uint64_t kClusterSeed = 0x7761766500000000;  // Any constant: same input, same bits.
 constexpr int kNice = 10;
 
 }  // namespace
 
-Builder::Builder(const BuilderOptions& options, ComputeBackend* backend, IndexGauge gauge)
+Builder::Builder(const BuilderOptions& options, ComputeBackend* backend, StepPriority* steps,
+                 IndexGauge gauge)
     : queue_max_(options.queue_max),
       backend_(backend),
+      steps_(steps),
       gauge_(std::move(gauge)),
       pool_(ThreadPoolOptions{.thread_count = static_cast<int>(options.thread_count),
                               .name = "wavekv-build",
@@ -95,12 +96,13 @@ absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
   options.sketch = sequence.spec().index.sketch;
   options.tokens_per_cluster = sequence.spec().index.tokens_per_cluster;
   options.iterations = sequence.spec().index.kmeans_iterations;
-  options.seed = kClusterSeed;
+  options.pause = [this] { steps_->LetStepsPass(); };
 
   std::vector<std::byte> keys(keys_bytes);
   std::vector<std::byte> values(values_bytes);
   std::vector<SegmentHead> heads;
   for (uint32_t head = 0; head < shape.kv_head_count; ++head) {
+    if (!stopping_) steps_->LetStepsPass();
     if (job.cancelled || stopping_) return absl::CancelledError("the build was given up");
     snapshot.VisitRows(
         head, range, [&](uint64_t position, const std::byte* key, const std::byte* value) {

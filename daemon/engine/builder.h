@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/engine/layer_version.h"
 #include "daemon/engine/sequence.h"
+#include "daemon/engine/step_priority.h"
 #include "index/backend/compute_backend.h"
 #include "storage/base/mutex.h"
 #include "storage/base/thread_pool.h"
@@ -23,8 +24,9 @@ struct BuilderOptions {
 // Thread-safe. Runs one job of a layer at a time, layers in turn.
 class Builder {
  public:
-  // `backend` outlives the builder.
-  Builder(const BuilderOptions& options, ComputeBackend* backend, IndexGauge gauge);
+  // `backend` and `steps` outlive the builder.
+  Builder(const BuilderOptions& options, ComputeBackend* backend, StepPriority* steps,
+          IndexGauge gauge);
   ~Builder();  // Gives up what runs at the next KV head.
 
   // Takes the layer's jobs until there are none. When the queue is full, the layer is handed back
@@ -46,6 +48,7 @@ class Builder {
 
   const uint64_t queue_max_;
   ComputeBackend* const backend_;
+  StepPriority* const steps_;
   const IndexGauge gauge_;
   std::atomic<uint64_t> next_uid_ = 1;
   std::atomic<bool> stopping_ = false;

@@ -1,6 +1,7 @@
 #include "daemon/engine/engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,7 +60,9 @@ Engine::Impl::Impl(const EngineOptions& engine_options, uint32_t build_threads,
       registry(engine_options.sequences_max),
       // The caller takes part.
       compute_pool(static_cast<int>(compute_threads) - 1, "wavekv-attend"),
-      builder({build_threads, engine_options.build_queue_max}, backend.get(), index_gauge) {}
+      steps(std::chrono::milliseconds(engine_options.build_pause_ms_max)),
+      builder({build_threads, engine_options.build_queue_max}, backend.get(), &steps, index_gauge) {
+}
 
 absl::StatusOr<Sequence::Use> Engine::Impl::Find(const TenantId& tenant, SequenceId id) const {
   WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, registry.Find(tenant, id));
@@ -186,12 +189,14 @@ absl::StatusOr<BuildProgress> Engine::BuildIndex(
 
 absl::StatusOr<QueryOutcome> Engine::Query(const TenantId& tenant, const LayerQuery& query,
                                            const QueryOptions& options) {
+  const StepPriority::Step step(&impl_->steps);
   absl::StatusOr<QueryOutcome> outcome = RunQuery(impl_->Resources(), tenant, query, options);
   if (outcome.ok()) impl_->Count(outcome->counters);
   return outcome;
 }
 
 absl::StatusOr<EstimateOutcome> Engine::Estimate(const TenantId& tenant, const LayerQuery& query) {
+  const StepPriority::Step step(&impl_->steps);
   return RunEstimate(impl_->Resources(), tenant, query);
 }
 
@@ -202,6 +207,7 @@ absl::StatusOr<std::vector<AttendOutcome>> Engine::Attend(const TenantId& tenant
                                                    " items, expected 1 to ",
                                                    impl_->options.batch_max, " (--batch_max)"));
   }
+  const StepPriority::Step step(&impl_->steps);
   std::vector<AttendOutcome> outcomes = RunAttendBatch(impl_->Resources(), tenant, steps);
   StepCounters counters;
   for (const AttendOutcome& outcome : outcomes) {
@@ -284,6 +290,7 @@ EngineStats Engine::Stats() const {
   stats.sequences = impl_->registry.CountByTenant();
   stats.index_bytes = impl_->index_gauge->load();
   stats.build_queue = impl_->builder.queue_size();
+  stats.builds_paused = impl_->steps.paused_count();
   stats.backend = impl_->backend->Caps();
   if (impl_->stager != nullptr) stats.wave_buffers = impl_->stager->Status();
   MutexLock lock(&impl_->counters_mutex);

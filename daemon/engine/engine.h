@@ -33,6 +33,8 @@ struct EngineOptions {
   uint64_t tokens_max = 1ull << 24;  // Per sequence; at most kTokensMax.
   uint32_t batch_max = 256;          // Items of one Attend.
   uint64_t build_queue_max = 1u << 16;
+  // Longest time that a piece of building, about a millisecond of work, waits for steps to end.
+  uint32_t build_pause_ms_max = 5;
   const Clock* clock = nullptr;  // Outlives the engine; null: RealClock().
 };
 
@@ -43,6 +45,7 @@ struct EngineStats {
   uint64_t index_bytes = 0;
   StepCounters counters;  // Since start.
   uint64_t build_queue = 0;
+  uint64_t builds_paused = 0;  // Threads that wait for steps to end.
   BackendCaps backend;
   std::vector<WaveBufferStatus> wave_buffers;
 };

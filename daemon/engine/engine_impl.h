@@ -11,6 +11,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/layer_version.h"
 #include "daemon/engine/sequence_registry.h"
+#include "daemon/engine/step_priority.h"
 #include "storage/base/mutex.h"
 #include "storage/base/thread_pool.h"
 
@@ -47,6 +48,7 @@ struct Engine::Impl {
   StepCounters counters ABSL_GUARDED_BY(counters_mutex);
   SequenceRegistry registry;
   ThreadPool compute_pool;
+  StepPriority steps;
   Builder builder;  // Last: its threads end before what they use.
 };
 

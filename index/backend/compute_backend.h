@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -52,13 +53,15 @@ struct EstimatedAttention {
 struct ClusterOptions {
   uint32_t tokens_per_cluster = 16;
   uint32_t iterations = 10;
-  uint64_t seed = 0;  // Fixed by the engine: same input, same bits.
   // Keys whose squared distance exceeds the spread of their cluster by far_key_excess times the
   // mean spread get clusters of their own, the farthest first, up to far_cluster_ratio_max clusters
   // for each token (index/cluster/far_keys.h, docs/decisions/003-outliers.md).
   double far_key_excess = 0.6;
   double far_cluster_ratio_max = 0.02;
   bool sketch = true;  // Make a TokenSketch.
+  // Called, where set, between pieces of a millisecond or two of work, in the thread that clusters;
+  // may block. It has no part in the result.
+  std::function<void()> pause;
 };
 
 // One head's tokens of a segment in order of position.

@@ -11,7 +11,6 @@
 #include "index/zone/cluster_mass.h"
 #include "storage/base/check.h"
 #include "storage/base/dtype.h"
-#include "storage/base/status_macros.h"
 
 namespace wavekv {
 namespace {
@@ -114,8 +113,9 @@ absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
                "a segment has 1 to 65536 tokens: row_to_offset has 16 bits");
   std::vector<float> keys(size_t{input.token_count} * input.key_dim);
   kernels.to_float(input.dtype, input.keys, keys.size(), keys.data());
-  WAVEKV_ASSIGN_OR_RETURN(const std::vector<ClusterMembers> clusters,
-                          PartitionKeys(kernels, keys, input.token_count, input.key_dim, options));
+  const std::vector<ClusterMembers> clusters =
+      PartitionKeys(kernels, keys, input.token_count, input.key_dim, options);
+  if (options.pause) options.pause();
   return SummariseClusters(kernels, input, clusters, options.sketch, keys_out, values_out);
 }
 

@@ -5,6 +5,8 @@
 #include <queue>
 #include <utility>
 
+#include "index/cluster/distance.h"
+
 namespace wavekv {
 namespace {
 
@@ -20,10 +22,7 @@ struct Points {
   const float* row(uint32_t member) const { return &values[size_t{member} * dim]; }
 
   double SquaredDistance(uint32_t member, const std::vector<double>& centre) const {
-    const float* x = row(member);
-    double sum = 0;
-    for (uint32_t j = 0; j < dim; ++j) sum += (x[j] - centre[j]) * (x[j] - centre[j]);
-    return sum;
+    return wavekv::SquaredDistance(row(member), centre.data(), dim);
   }
 
   std::vector<double> Mean(std::span<const uint32_t> members) const {
@@ -54,8 +53,9 @@ std::vector<float> ScaleBySpread(const Points& points,
   std::vector<float> scaled(points.values.begin(), points.values.end());
   if (average == 0) return scaled;
   for (double& v : variance) v = 1 / std::sqrt(std::max(v / average, kSpreadMin));
-  for (size_t i = 0; i < scaled.size(); ++i) {
-    scaled[i] = static_cast<float>(scaled[i] * variance[i % points.dim]);
+  for (size_t first = 0; first < scaled.size(); first += points.dim) {
+    float* row = &scaled[first];
+    for (uint32_t j = 0; j < points.dim; ++j) row[j] = static_cast<float>(row[j] * variance[j]);
   }
   return scaled;
 }

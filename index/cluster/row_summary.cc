@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "index/cluster/distance.h"
+
 namespace wavekv {
 namespace {
 
@@ -30,7 +32,9 @@ double Norm(std::span<const float> row) {
 
 RowSummariser::RowSummariser(std::span<const float> rows, uint32_t dim)
     : rows_(rows), dim_(dim), dim_squares_(dim, 0), mean_(dim, 0), stored_(dim), differences_(dim) {
-  for (size_t i = 0; i < rows.size(); ++i) mean_[i % dim] += rows[i];
+  for (size_t at = 0; at < rows.size(); at += dim) {
+    for (uint32_t j = 0; j < dim; ++j) mean_[j] += rows[at + j];
+  }
   const auto count = static_cast<double>(rows.size() / dim);
   for (const double sum : mean_) center_.push_back(static_cast<float>(sum / count));
 }
@@ -63,16 +67,16 @@ RowSummary RowSummariser::Summarise(uint32_t first_row, uint32_t row_count, RowC
   }
   double radius_squared = 0, sketch_error = 0;
   for (uint32_t r = 0; r < row_count; ++r) {
-    double distance_squared = 0;
+    const float* row = rows + size_t{r} * dim_;
     for (uint32_t j = 0; j < dim_; ++j) {
-      const double difference = rows[size_t{r} * dim_ + j] - stored_[j];
-      differences_[j] = static_cast<float>(difference);
-      distance_squared += difference * difference;
+      const double difference = row[j] - stored_[j];
       dim_squares_[j] += difference * difference;
     }
+    const double distance_squared = SquaredDistance(row, stored_.data(), dim_);
     radius_squared = std::max(radius_squared, distance_squared);
     summary.mean_square += distance_squared / row_count;
     if (sketch != nullptr) {
+      for (uint32_t j = 0; j < dim_; ++j) differences_[j] = static_cast<float>(row[j] - stored_[j]);
       sketch_error = std::max(sketch_error, AppendCodes(differences_.data(), dim_, sketch));
     }
   }

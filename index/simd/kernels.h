@@ -108,23 +108,20 @@ struct Kernels {
   // target[i] = source[i], exact. source [n] dtype.
   void (*to_float)(DType dtype, const void* source, size_t n, float* target);
 
-  // out[r] = |rows[r] - center|^2. rows [row_count, dim] f32, center [dim].
-  void (*squared_distances)(const float* rows, size_t row_count, size_t dim, const float* center,
-                            float* out);
+  // For each point the slot with the largest dot product in the listed panels of centroids
+  // (index/simd/assign.h), the lowest among equals, and that dot product: in registers, no matrix
+  // of distances is written. points [point_count, dim] f32, finite; panels [.., dim,
+  // kPanelCentroids]; panel_list [list_count >= 1] ascending. The sum over dim is taken in
+  // ascending order with fused multiply-adds wherever the level has them: such levels agree bit for
+  // bit.
+  void (*nearest_in_panels)(const float* points, size_t point_count, size_t dim,
+                            const float* panels, const uint16_t* panel_list, size_t list_count,
+                            uint32_t* slots, float* dots);
 
-  // For each point the centroid with the largest dot product, the lowest index among equals.
-  // points [point_count, dim], centroids [centroid_count, dim], both f32; centroid_count >= 1.
-  // `scratch` [NearestScratchFloats(centroid_count, dim)]. The sum over dim is taken in ascending
-  // order with fused multiply-adds wherever the level has them: such levels agree bit for bit.
-  void (*nearest_by_dot)(const float* points, size_t point_count, const float* centroids,
-                         size_t centroid_count, size_t dim, float* scratch, int64_t* labels,
-                         float* dots);
+  // maxima[p * panel_count + q] = the largest dot product of point p in panel q.
+  void (*panel_maxima)(const float* points, size_t point_count, size_t dim, const float* panels,
+                       size_t panel_count, float* maxima);
 };
-
-// Floats of scratch that nearest_by_dot needs at any level.
-constexpr size_t NearestScratchFloats(size_t centroid_count, size_t dim) {
-  return (centroid_count + 128) * dim;
-}
 
 // Every level that this build has and this processor runs, best first; never empty.
 std::span<const Kernels* const> AvailableKernels();

@@ -34,6 +34,7 @@ class GatedBackend : public ComputeBackend {
   }
   absl::Status AttendRows(std::span<const RowRun> rows, const GroupQuery& query,
                           PartialAttention* result) override {
+    gate_->EnterStep();
     return cpu_->AttendRows(rows, query, result);
   }
   absl::Status AttendClusters(HeadIndex index, std::span<const uint32_t> clusters,
@@ -70,13 +71,36 @@ void BuildGate::Fail(bool fail) {
 }
 
 bool BuildGate::WaitForWaiter() {
-  const auto deadline = std::chrono::steady_clock::now() + kWaitMax;
   MutexLock lock(&mutex_);
-  while (waiting_ == 0) {
+  return WaitUntilAny(&waiting_);
+}
+
+bool BuildGate::WaitForHeldStep() {
+  MutexLock lock(&mutex_);
+  return WaitUntilAny(&held_steps_);
+}
+
+bool BuildGate::WaitUntilAny(const uint64_t* count) {
+  const auto deadline = std::chrono::steady_clock::now() + kWaitMax;
+  while (*count == 0) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     changed_.WaitFor(&mutex_, kWaitMax);
   }
   return true;
+}
+
+void BuildGate::HoldSteps(bool hold) {
+  MutexLock lock(&mutex_);
+  hold_steps_ = hold;
+  changed_.NotifyAll();
+}
+
+void BuildGate::EnterStep() {
+  MutexLock lock(&mutex_);
+  ++held_steps_;
+  changed_.NotifyAll();
+  while (hold_steps_) changed_.Wait(&mutex_);
+  --held_steps_;
 }
 
 uint64_t BuildGate::calls() const {

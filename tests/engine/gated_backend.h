@@ -1,5 +1,5 @@
 // The CPU backend with a gate before ClusterSegment, so that a test decides how far the builder
-// comes.
+// comes, and one before AttendRows, so that it decides when a step ends.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +24,27 @@ class BuildGate {
   bool WaitForWaiter();
   uint64_t calls() const;
 
+  // While set, steps stand before the attention over their steady zone.
+  void HoldSteps(bool hold);
+  // Waits until a step stands there; bounded.
+  bool WaitForHeldStep();
+
+  // For the backend: what ClusterSegment and AttendRows pass.
   absl::Status Enter();
+  void EnterStep();
 
  private:
+  // Waits until *count is above 0; bounded.
+  bool WaitUntilAny(const uint64_t* count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   mutable Mutex mutex_;
   CondVar changed_;
   uint64_t allowed_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   bool fail_ ABSL_GUARDED_BY(mutex_) = false;
+  bool hold_steps_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t held_steps_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // The gate is opened before the engine is destroyed, or the destructor waits for ever.

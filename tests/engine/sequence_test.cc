@@ -1,6 +1,7 @@
 // A sequence without an engine around it.
 #include "daemon/engine/sequence.h"
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -32,7 +33,8 @@ class SequenceTest : public ::testing::Test {
   const std::unique_ptr<ComputeBackend> backend_ = CreateCpuBackend();
   const IndexGauge gauge_ = std::make_shared<std::atomic<uint64_t>>(0);
   // Without threads: jobs wait until the test takes them.
-  Builder builder_{{.thread_count = 0}, backend_.get(), gauge_};
+  StepPriority steps_{std::chrono::milliseconds(0)};
+  Builder builder_{{.thread_count = 0}, backend_.get(), &steps_, gauge_};
 };
 
 // Unmapping a large sequence takes long. Whoever asks after the sequence meanwhile (a list of all

@@ -264,6 +264,19 @@ TEST(ClusterSegment, SameBitsFromAnyNumberOfThreadsAtOnce) {
   for (const BuiltSegment& built : together) EXPECT_TRUE(SameBits(alone, built));
 }
 
+// Building asks often whether it should pause, and pausing changes nothing.
+TEST(ClusterSegment, PausesBetweenPiecesOfWork) {
+  auto backend = CreateCpuBackend();
+  auto random = NewRandom(31);
+  const StoredRows keys = test::Store(DType::kBF16, 64, Topics(random, 8192, 64));
+  const BuiltSegment plain = test::Build(*backend, keys, keys);
+  int pauses = 0;
+  ClusterOptions options;
+  options.pause = [&] { ++pauses; };
+  EXPECT_TRUE(SameBits(plain, test::Build(*backend, keys, keys, 0, options)));
+  EXPECT_GE(pauses, 8) << "two full passes at least, each in several pieces";
+}
+
 TEST(ClusterSegment, LevelsWithFusedMultiplyAddBuildTheSameBits) {
   const auto avx2 = simd::FindKernels("avx2"), avx512 = simd::FindKernels("avx512");
   if (!avx2.ok() || !avx512.ok()) GTEST_SKIP() << "this processor has not both levels";

@@ -391,63 +391,6 @@ TEST_P(KernelsTest, ToFloatIsExactForEveryFinite16BitNumber) {
   }
 }
 
-TEST_P(KernelsTest, SquaredDistancesMatchDouble) {
-  auto random = NewRandom(7);
-  for (const uint32_t dim : kDims) {
-    const std::vector<float> rows = Gaussian(random, 5 * dim), center = Gaussian(random, dim);
-    std::vector<float> found(5);
-    kernels_.squared_distances(rows.data(), 5, dim, center.data(), found.data());
-    for (uint32_t r = 0; r < 5; ++r) {
-      double exact = 0;
-      for (uint32_t j = 0; j < dim; ++j) {
-        const double difference = static_cast<double>(rows[r * dim + j]) - center[j];
-        exact += difference * difference;
-      }
-      EXPECT_NEAR(found[r], exact, 1e-5 * exact);
-    }
-  }
-}
-
-TEST_P(KernelsTest, NearestByDotFindsTheLargest) {
-  auto random = NewRandom(8);
-  for (const uint32_t dim : {32u, 33u, 64u, 128u}) {
-    for (const uint32_t centroid_count : {1u, 2u, 31u, 32u, 33u, 100u}) {
-      const uint32_t point_count = 1 + static_cast<uint32_t>(random() % 200);
-      const std::vector<float> points = Gaussian(random, size_t{point_count} * dim);
-      const std::vector<float> centroids = Gaussian(random, size_t{centroid_count} * dim);
-      std::vector<float> scratch(NearestScratchFloats(centroid_count, dim));
-      std::vector<int64_t> labels(point_count);
-      std::vector<float> dots(point_count);
-      kernels_.nearest_by_dot(points.data(), point_count, centroids.data(), centroid_count, dim,
-                              scratch.data(), labels.data(), dots.data());
-      for (uint32_t p = 0; p < point_count; ++p) {
-        const std::vector<double> exact = test::ExactScores(
-            std::span<const float>(points).subspan(size_t{p} * dim, dim), centroids, 1);
-        const double best = *std::max_element(exact.begin(), exact.end());
-        ASSERT_GE(labels[p], 0);
-        ASSERT_LT(labels[p], centroid_count);
-        ASSERT_NEAR(dots[p], best, 1e-4);
-        ASSERT_NEAR(exact[labels[p]], best, 1e-4);
-      }
-    }
-  }
-}
-
-TEST_P(KernelsTest, NearestByDotPrefersTheLowestIndexAmongEquals) {
-  auto random = NewRandom(9);
-  const uint32_t dim = 48;
-  const std::vector<float> points = Gaussian(random, 50 * dim);
-  const std::vector<float> one = Gaussian(random, dim);
-  std::vector<float> centroids;
-  for (int c = 0; c < 77; ++c) centroids.insert(centroids.end(), one.begin(), one.end());
-  std::vector<float> scratch(NearestScratchFloats(77, dim));
-  std::vector<int64_t> labels(50, -1);
-  std::vector<float> dots(50);
-  kernels_.nearest_by_dot(points.data(), 50, centroids.data(), 77, dim, scratch.data(),
-                          labels.data(), dots.data());
-  EXPECT_THAT(labels, testing::Each(0));
-}
-
 INSTANTIATE_TEST_SUITE_P(EveryLevel, KernelsTest, testing::ValuesIn(AvailableKernels()),
                          [](const auto& info) {
                            std::string name = info.param->isa;
@@ -462,27 +405,6 @@ TEST(KernelLevels, ScalarIsAlwaysThereAndWiderVectorsComeFirst) {
   for (size_t i = 1; i < levels.size(); ++i) {
     EXPECT_GE(levels[i - 1]->float_lanes, levels[i]->float_lanes);
   }
-}
-
-TEST(KernelLevels, LevelsWithFusedMultiplyAddAgreeBitForBitOnTheNearest) {
-  const auto avx2 = FindKernels("avx2"), avx512 = FindKernels("avx512");
-  if (!avx2.ok() || !avx512.ok()) GTEST_SKIP() << "this processor has not both levels";
-  auto random = NewRandom(10);
-  const uint32_t dim = 100, points = 333, centroids = 45;
-  const std::vector<float> x = Gaussian(random, points * dim),
-                           c = Gaussian(random, centroids * dim);
-  std::vector<float> scratch(NearestScratchFloats(centroids, dim));
-  std::vector<int64_t> labels[2];
-  std::vector<float> dots[2];
-  for (int i = 0; i < 2; ++i) {
-    labels[i].resize(points);
-    dots[i].resize(points);
-    (i == 0 ? *avx2 : *avx512)
-        ->nearest_by_dot(x.data(), points, c.data(), centroids, dim, scratch.data(),
-                         labels[i].data(), dots[i].data());
-  }
-  EXPECT_EQ(labels[0], labels[1]);
-  EXPECT_EQ(dots[0], dots[1]);
 }
 
 TEST(KernelLevels, ScoresOfCodesAgreeBitForBitWithFusedMultiplyAdd) {
