@@ -6,15 +6,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "storage/base/status_macros.h"
+#include "storage/base/tensor_bytes.h"
 
 namespace wavekv::client {
 namespace {
-
-std::string ShapeText(std::span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
 
 absl::string_view Name(DType dtype) {
   const std::string_view name = DTypeName(dtype);

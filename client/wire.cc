@@ -6,17 +6,13 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "client/data_wire.h"
 #include "proto/rpc/tensor_wire.h"
 #include "storage/base/status_macros.h"
+#include "storage/base/tensor_bytes.h"
 
 namespace wavekv::client {
 namespace {
-
-std::string ShapeText(std::span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
 
 absl::Status BadReply(absl::string_view why) {
   return absl::InternalError(absl::StrCat("the daemon's reply is malformed: ", why));

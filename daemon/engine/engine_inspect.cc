@@ -8,6 +8,7 @@
 #include "daemon/engine/inspection.h"
 #include "daemon/engine/validation.h"
 #include "storage/base/status_macros.h"
+#include "storage/base/tensor_bytes.h"
 
 namespace wavekv {
 namespace {

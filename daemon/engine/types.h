@@ -28,13 +28,15 @@ struct IndexConfig {
   std::vector<uint32_t> dense_layers;
 };
 
+inline constexpr size_t kLabelBytesMax = 128;
+
 struct SequenceSpec {
   ModelShape shape;
   uint32_t first_kv_head = 0;
   uint32_t total_kv_head_count = 0;  // 0: shape.kv_head_count
   IndexConfig index;
   uint64_t max_tokens = 0;
-  std::string label;
+  std::string label;  // At most kLabelBytesMax.
   bool attach_wave_buffer = false;
 };
 

@@ -4,8 +4,8 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "storage/base/status_macros.h"
+#include "storage/base/tensor_bytes.h"
 
 namespace wavekv {
 namespace {
@@ -123,10 +123,6 @@ void ReadRows(const ModelShape& shape, const TensorView& keys, const TensorView&
 }
 
 }  // namespace
-
-std::string ShapeText(std::span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape.begin(), shape.end(), ", "), "]");
-}
 
 absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t position,
                             uint32_t kv_head, size_t element) {

@@ -14,8 +14,6 @@
 
 namespace wavekv {
 
-inline constexpr size_t kLabelBytesMax = 128;
-
 // InvalidArgument naming the field, what was found and what is allowed; `tokens_max` is the
 // engine's limit for one sequence.
 absl::Status ValidateSpec(const SequenceSpec& spec, uint64_t tokens_max);
@@ -37,8 +35,5 @@ absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t pos
                             uint32_t kv_head, size_t element);
 
 absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer);
-
-// "[2, 64]"
-std::string ShapeText(std::span<const int64_t> shape);
 
 }  // namespace wavekv

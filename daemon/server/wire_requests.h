@@ -16,8 +16,6 @@
 
 namespace wavekv {
 
-inline constexpr size_t kLabelBytesMax = 128;
-
 // All errors are InvalidArgument and name the field.
 absl::StatusOr<SequenceRef> ParseSequenceRef(bool has_sequence, const v1::SequenceRef& sequence);
 // Unset: nothing. `name` says whose budget it is.

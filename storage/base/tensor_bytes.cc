@@ -6,14 +6,9 @@
 #include "absl/strings/str_join.h"
 
 namespace wavekv {
-namespace {
-
-// "[2, 8, 64]"
 std::string ShapeText(std::span<const int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
-
-}  // namespace
 
 absl::StatusOr<uint64_t> TensorBytes(DType dtype, std::span<const int64_t> shape) {
   if (shape.size() > kTensorRankMax) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,9 @@ inline constexpr int kTensorRankMax = 8;
 // product(shape) * element size. InvalidArgument: rank over kTensorRankMax, a negative dimension,
 // or a product beyond 63 bits. The empty shape is a scalar.
 absl::StatusOr<uint64_t> TensorBytes(DType dtype, std::span<const int64_t> shape);
+
+// "[2, 8, 64]"
+std::string ShapeText(std::span<const int64_t> shape);
 
 // That `data_bytes` is what the shape calls for. InvalidArgument names the tensor, what was
 // expected and what was found.
