@@ -131,6 +131,7 @@ class Connection::RunningCall {
 
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(ClientOptions options) {
   WAVEKV_RETURN_IF_ERROR(CheckOptions(options));
+  if (options.address.empty()) options.address = DefaultAddress();
   WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.address));
   options.address = address.ToString();
   KeepGrpcUp();

@@ -163,7 +163,7 @@ struct BuildResult {
 std::string DefaultAddress();
 
 struct ClientOptions {
-  // "unix:/run/wavekv/wavekvd.sock" or "host:port".
+  // "unix:/run/wavekv/wavekvd.sock" or "host:port"; empty: DefaultAddress().
   std::string address;
   std::string token;                                 // For TCP; empty on a UNIX socket.
   std::string client_name;                           // Shown to operators.

@@ -16,6 +16,7 @@
 #include "daemon/server/server_options.h"
 #include "gpu/host_stager.h"
 #include "index/backend/compute_backend.h"
+#include "index/simd/kernels.h"
 #include "proto/rpc/address.h"
 #include "storage/base/byte_size.h"
 #include "storage/base/cpuset.h"
@@ -155,6 +156,7 @@ absl::StatusOr<std::unique_ptr<Stager>> StagerFromFlags() {
 absl::Status Serve(const sigset_t& signals) {
   WAVEKV_ASSIGN_OR_RETURN(const LogLevel level, ParseLogLevel(absl::GetFlag(FLAGS_log_level)));
   SetLogLevel(level);
+  WAVEKV_RETURN_IF_ERROR(simd::ChooseKernels().status());
   const EngineOptions engine_options = EngineOptionsFromFlags();
   WAVEKV_ASSIGN_OR_RETURN(const BlockPoolOptions pool_options, PoolOptionsFromFlags());
   WAVEKV_ASSIGN_OR_RETURN(const ServerOptions server_options,

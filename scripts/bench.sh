@@ -12,8 +12,11 @@ workloads() {
   done
 }
 
-workload="${1:-}"
-[ -n "$workload" ] && [ -f "$ROOT/bench/bench_$workload.cc" ] ||
+case "${1:-}" in
+  '' | -h | --help) sed -n '2,3s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; workloads; exit 0 ;;
+esac
+workload="$1"
+[ -f "$ROOT/bench/bench_$workload.cc" ] ||
   die "expected a workload, found '$workload'; there are:"$'\n'"$(workloads)"
 shift
 

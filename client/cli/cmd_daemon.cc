@@ -87,8 +87,9 @@ absl::Status RunBuild(const CommandOptions& options, uint64_t sequence_id) {
                                    {"tokens", tokens}}));
     return absl::OkStatus();
   }
-  absl::PrintF("Sequence %d: the index is built, version %d, %s tokens over all layers.\n",
-               sequence_id, result->version, CountText(tokens));
+  absl::PrintF(
+      "Sequence %d: the index is built, version %d; %s tokens were waiting, summed over layers.\n",
+      sequence_id, result->version, CountText(tokens));
   return absl::OkStatus();
 }
 

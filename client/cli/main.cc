@@ -10,6 +10,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
 #include "client/cli/text.h"
@@ -92,7 +93,12 @@ CLI::App* AddSequenceCommand(CLI::App& app, const std::string& name, const std::
   CLI::App* const command = AddCommand(app, name, what, args, std::move(run), chosen);
   command->add_option("SEQ", args.sequence_id, "Id of the sequence")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check([](const std::string& text) {
+        uint64_t id = 0;
+        return absl::SimpleAtoi(text, &id) && id > 0
+                   ? std::string()
+                   : absl::StrCat("'", text, "' is no id of a sequence; see: wavekv sequences");
+      });
   return command;
 }
 

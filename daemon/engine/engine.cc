@@ -85,7 +85,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Engine::Impl::Make(const TenantId& ten
         "its socket in --wave_buffer, or leave attach_wave_buffer out");
   }
   const SequenceId id = NextId();
-  const std::string label = absl::StrCat("sequence ", id.value(), " ", spec.label);
+  const std::string label =
+      absl::StrCat("sequence ", id.value(), spec.label.empty() ? "" : " ", spec.label);
   // What is more than there will ever be is refused before anything is evicted for it.
   const bool possible =
       PlanMemory(spec, build_thread_count).reserved_bytes <= pool->Usage().bytes_max;

@@ -34,9 +34,9 @@ absl::StatusOr<std::vector<float>> GroupQueries(const Sequence& sequence,
                                         group_only ? shape.group_size() : shape.query_head_count));
   }
   if (vectors == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence.id().value(),
-                                                      ", layer ", query.layer,
-                                                      " has seen no query yet; give one"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("sequence ", sequence.id().value(), ", layer ", query.layer,
+                     " has seen no query yet; attend first, or give one"));
   }
   const size_t first = vectors->size() == group_floats ? 0 : kv_head * group_floats;
   return std::vector<float>(vectors->begin() + static_cast<ptrdiff_t>(first),

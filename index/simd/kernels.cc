@@ -100,10 +100,14 @@ absl::StatusOr<const Kernels*> FindKernels(std::string_view isa) {
                                                  "', expected one of: ", available));
 }
 
+absl::StatusOr<const Kernels*> ChooseKernels() {
+  const char* isa = std::getenv("WAVEKV_ISA");
+  return FindKernels(isa == nullptr ? "" : isa);
+}
+
 const Kernels& ActiveKernels() {
   static const Kernels* const active = [] {
-    const char* isa = std::getenv("WAVEKV_ISA");
-    absl::StatusOr<const Kernels*> found = FindKernels(isa == nullptr ? "" : isa);
+    const absl::StatusOr<const Kernels*> found = ChooseKernels();
     WAVEKV_CHECK(found.ok(), std::string(found.status().message()).c_str());
     return *found;
   }();

@@ -129,8 +129,10 @@ std::span<const Kernels* const> AvailableKernels();
 // The level named by `isa` ("" means the best). InvalidArgument lists what is available.
 absl::StatusOr<const Kernels*> FindKernels(std::string_view isa);
 
-// What the environment variable WAVEKV_ISA names, else the best. Decided once; a name that is not
-// available ends the process with the list of those that are.
+// What the environment variable WAVEKV_ISA names, else the best. InvalidArgument as FindKernels.
+absl::StatusOr<const Kernels*> ChooseKernels();
+
+// The same, decided once; a name that is not available ends the process.
 const Kernels& ActiveKernels();
 
 }  // namespace wavekv::simd

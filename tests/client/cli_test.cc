@@ -109,6 +109,7 @@ TEST_F(CliTest, Usage) {
     EXPECT_EQ(result.exit_code, 2) << result.err;
     EXPECT_FALSE(result.err.empty());
   }
+  EXPECT_THAT(Run({"index", "seven"}).err, HasSubstr("'seven' is no id of a sequence"));
 }
 
 TEST_F(CliTest, AnErrorNamesAddressAndCure) {

@@ -354,6 +354,20 @@ def test_attention_over_nothing_is_empty(session):
         assert np.isneginf(step.lse).all()
 
 
+def test_a_sequence_that_an_operator_dropped_is_left_in_peace(session, address):
+    with session.create_sequence(shape(), max_tokens=64) as sequence:
+        command = [BIN / "wavekv", "drop", str(sequence.id), "--address", address]
+        subprocess.run(command, check=True)
+        with pytest.raises(wavekv.NotFoundError):
+            sequence.attend(0, np.ones((QUERY_HEADS, DIM), np.float32))
+
+
+def test_without_an_address_the_environment_names_the_daemon(session, address, monkeypatch):
+    monkeypatch.setenv("WAVEKV_ADDRESS", address)
+    with wavekv.connect() as other:
+        assert other.info.epoch == session.info.epoch
+
+
 def test_bf16_bits_survive(session, rng):
     bits = rng.standard_normal((LAYERS, 100, KV_HEADS, DIM)).astype(ml_dtypes.bfloat16)
     with session.create_sequence(shape("bf16"), max_tokens=128) as sequence:

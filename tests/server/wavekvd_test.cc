@@ -170,6 +170,15 @@ TEST_F(WavekvdTest, RefusesWhatItDoesNotUnderstand) {
   }
 }
 
+TEST_F(WavekvdTest, RefusesAnInstructionSetThatIsNotThere) {
+  setenv("WAVEKV_ISA", "mmx", 1);
+  DaemonProcess daemon(Flags());
+  unsetenv("WAVEKV_ISA");
+  EXPECT_EQ(daemon.Wait(), 2) << daemon.log();
+  EXPECT_THAT(daemon.log(), HasSubstr("event=failed"));
+  EXPECT_THAT(daemon.log(), HasSubstr("scalar")) << "what there is";
+}
+
 TEST_F(WavekvdTest, TellsItsVersionAndItsFlags) {
   DaemonProcess version({"--version"});
   EXPECT_EQ(version.Wait(), 0);

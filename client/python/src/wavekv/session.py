@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence as SequenceOf
 from types import TracebackType
 from typing import Any, Protocol
 
 from wavekv import _core
-from wavekv.errors import WaveKVError, from_status
+from wavekv.errors import NotFoundError, WaveKVError, from_status
 from wavekv.types import (
     Attention,
     Budget,
@@ -189,10 +190,11 @@ class Sequence:
         self._core.release()
 
     def close(self) -> None:
-        """Drops the sequence. Closing twice is fine."""
+        """Drops the sequence. Closing twice is fine, and so is a sequence that is gone already."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
-            handle.drop()
+            with contextlib.suppress(NotFoundError):
+                handle.drop()
 
     def __enter__(self) -> Sequence:
         return self
@@ -295,7 +297,7 @@ class Session:
 
 
 def connect(
-    address: str,
+    address: str = "",
     *,
     token: str = "",
     client_name: str = "",
@@ -306,6 +308,7 @@ def connect(
 ) -> Session:
     """Attaches to the daemon at "unix:/path/to.sock" or "host:port". Times are in seconds.
 
+    Without an address: $WAVEKV_ADDRESS, or where wavekvd listens by default.
     deadline bounds each call, build_deadline inserts and index builds; lease 0 is the daemon's
     default. Inserts and steps go over shared memory where the daemon offers it, unless shared_memory
     is False; SessionInfo says which way they take. Raises UnavailableError when nobody answers there.
