@@ -138,7 +138,10 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(ClientOptions optio
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), ChannelArgs());
   const milliseconds deadline = options.deadline;
-  std::shared_ptr<Connection> connection(new Connection(std::move(options), std::move(channel)));
+  std::shared_ptr<Connection> connection(new Connection(std::move(options), std::move(channel)),
+                                         [](const Connection* last) {
+                                           if (!last->forked()) delete last;
+                                         });
   WAVEKV_RETURN_IF_ERROR(connection->EnsureAttached(system_clock::now() + deadline).status());
   connection->heartbeat_thread_ = std::thread([raw = connection.get()] { raw->HeartbeatLoop(); });
   return connection;
@@ -151,8 +154,17 @@ Connection::Connection(ClientOptions options, std::shared_ptr<grpc::Channel> cha
 
 Connection::~Connection() { Close(); }
 
+absl::Status Connection::Closed(const char* name) const {
+  return absl::FailedPreconditionError(
+      forked()
+          ? absl::StrCat(name, ": the session belongs to process ", process_,
+                         ", of which this one is a fork; connect in a process that is started anew "
+                         "(multiprocessing: spawn)")
+          : absl::StrCat(name, ": the session has been closed"));
+}
+
 void Connection::Close() {
-  if (closed_.exchange(true, std::memory_order_acq_rel)) return;
+  if (forked() || closed_.exchange(true, std::memory_order_acq_rel)) return;
   std::shared_ptr<const Attachment> attachment;
   {
     MutexLock lock(&mutex_);
@@ -181,10 +193,7 @@ absl::Status Connection::Run(const CallOptions& call, Attempt attempt) {
   const TimePoint call_deadline = deadline - std::min(kProbeDeadline, call.deadline / 10);
   absl::Status lost;
   for (int round = 0; round < 2; ++round) {
-    if (closed()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(call.name, ": the session has been closed"));
-    }
+    if (closed()) return Closed(call.name);
     NudgeChannel(call_deadline);
     WAVEKV_ASSIGN_OR_RETURN(const std::shared_ptr<const Attachment> attachment,
                             EnsureAttached(call_deadline));
@@ -214,6 +223,7 @@ absl::Status Connection::Run(const CallOptions& call, Attempt attempt) {
 }
 
 std::optional<absl::Status> Connection::RunLocal(CallOptions* call, Exchange exchange) {
+  if (closed()) return Closed(call->name);
   std::shared_ptr<shm::ClientChannel> channel;
   std::shared_ptr<const Attachment> attachment;
   {
@@ -246,10 +256,7 @@ std::optional<absl::Status> Connection::RunLocal(CallOptions* call, Exchange exc
     case shm::CallState::kTooLarge:
       break;
     case shm::CallState::kCancelled:
-      if (closed()) {
-        return absl::FailedPreconditionError(
-            absl::StrCat(call->name, ": the session has been closed"));
-      }
+      if (closed()) return Closed(call->name);
       return Silent(call->name);
     case shm::CallState::kTimedOut:
       return JudgeTimeout(*call, attachment, until);

@@ -2,6 +2,8 @@
 // Admin are thin callers of it. Internal to the SDK.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -57,7 +59,9 @@ class Connection {
   // Cancels what is under way, ends the heartbeat and detaches (bounded, errors ignored: the lease
   // ends anyway). Later calls are FailedPrecondition. Idempotent.
   void Close();
-  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  // True in a forked child, too: threads, sockets and rings are its parent's. There every call is
+  // FailedPrecondition, Close and the destructor do nothing, and what the connection owns stays.
+  bool closed() const { return closed_.load(std::memory_order_acquire) || forked(); }
 
   // Runs `attempt` (one whole RPC, unary or stream) with a context that carries secret, epoch and
   // deadline. When the daemon does not know us any more it attaches again and, if that gave the
@@ -92,6 +96,9 @@ class Connection {
   class RunningCall;
 
   Connection(ClientOptions options, std::shared_ptr<grpc::Channel> channel);
+
+  bool forked() const { return ::getpid() != process_; }
+  absl::Status Closed(const char* name) const;
 
   // The current attachment; attaches first when it is known to be lost. One caller attaches, the
   // others wait for it.
@@ -134,6 +141,7 @@ class Connection {
   absl::Status Silent(const char* name) const;
   absl::Status Away(const char* name, absl::string_view why) const;
 
+  const pid_t process_ = ::getpid();
   const ClientOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::WaveKV::Stub> stub_;

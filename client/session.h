@@ -48,7 +48,8 @@ struct QueryOptions {
 // Thread-safe. Calls fail with: Unavailable (the daemon is away: within the deadline, never a
 // hang), DeadlineExceeded, FailedPrecondition (stale generation, or an id of a daemon that has been
 // restarted: the text says so; the session itself has re-attached), ResourceExhausted,
-// InvalidArgument, NotFound, Aborted, as the daemon's contract has it.
+// InvalidArgument, NotFound, Aborted, as the daemon's contract has it. A forked child has no part
+// in its parent's session: there every call is FailedPrecondition, and destructors do nothing.
 class Session {
  public:
   // Attaches; fails when the daemon is away or does not speak our protocol version.

@@ -5,7 +5,9 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/engine/validation.h"
+#include "storage/base/dtype.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
@@ -48,6 +50,16 @@ absl::Status Prepare(const StepResources& resources, const TenantId& tenant, con
   return absl::OkStatus();
 }
 
+// Weighted sums of finite values may pass float32's largest number on the way to their mean.
+absl::Status CheckAnswer(const AttendStep& step, uint64_t token_count,
+                         const std::vector<float>& out) {
+  if (FirstNonFinite(DType::kF32, out.data(), out.size()) == out.size()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("sequence ", step.query.sequence.id.value(), ", layer ", step.query.layer,
+                   ": the values of its ", token_count,
+                   " tokens are too large to be weighed in float32: expected sums under 3.4e38"));
+}
+
 // The answer first, then what is done for later steps.
 void Finish(const StepResources& resources, const AttendStep& step, Item* item,
             AttendOutcome* outcome) {
@@ -62,6 +74,8 @@ void Finish(const StepResources& resources, const AttendStep& step, Item* item,
   outcome->version = snapshot.version->number();
   outcome->token_count = snapshot.token_count;
   item->step->CollectAnswer(&outcome->out, &outcome->lse);
+  outcome->status = CheckAnswer(step, snapshot.token_count, outcome->out);
+  if (!outcome->status.ok()) return;
   outcome->counters = item->step->Counters();
   Sequence& sequence = **item->sequence;
   if (sequence.spec().attach_wave_buffer && !step.exact) {

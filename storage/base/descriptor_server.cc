@@ -69,8 +69,9 @@ void DescriptorServer::Run() {
     polled.assign({{stop_event_.get(), POLLIN, 0}, {room ? listener_.fd() : -1, POLLIN, 0}});
     for (const Connection& connection : connections) {
       polled.push_back({connection.socket.fd(), POLLIN, 0});
-      // A forked child may keep the socket open: the process itself says when it is dead.
-      polled.push_back({connection.process.get(), POLLIN, 0});
+      // A forked child may keep the socket open: the process itself says when it is dead. Only what
+      // is there is polled: poll refuses more entries than the process may have descriptors.
+      if (connection.process.get() >= 0) polled.push_back({connection.process.get(), POLLIN, 0});
     }
     const int timeout_ms = waiting == 0 && room ? kPollMaxMs : 50;
     const int ready = ::poll(polled.data(), polled.size(), timeout_ms);
@@ -78,8 +79,11 @@ void DescriptorServer::Run() {
     if (ready < 0) continue;
     if (polled[0].revents != 0) return;
     const int64_t now_ms = RealClock()->NowMs();
-    for (size_t i = 0; i < connections.size(); ++i) {
-      Look(&connections[i], polled[2 + 2 * i].revents != 0, polled[3 + 2 * i].revents != 0, now_ms);
+    size_t next = 2;
+    for (Connection& connection : connections) {
+      const bool readable = polled[next++].revents != 0;
+      const bool ended = connection.process.get() >= 0 && polled[next++].revents != 0;
+      Look(&connection, readable, ended, now_ms);
     }
     std::erase_if(connections, [](const Connection& connection) { return connection.done; });
     if (polled[1].revents != 0) AcceptOne(&connections);

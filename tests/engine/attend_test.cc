@@ -209,6 +209,25 @@ TEST_F(AttendTest, LargeNumbersStayFinite) {
   }
 }
 
+// The sum of two of them passes the largest float: an answer of infinities would be a wrong one.
+TEST_F(AttendTest, ValuesTooLargeToBeWeighedAreAnError) {
+  spec_.shape.dtype = DType::kF32;
+  TokenData data(shape(), 2, FreshSeed());
+  for (uint32_t layer = 0; layer < shape().layer_count; ++layer) {
+    for (uint64_t position = 0; position < 2; ++position) {
+      for (uint32_t head = 0; head < shape().kv_head_count; ++head) {
+        data.SetKey(layer, position, head, std::vector<float>(shape().key_dim, 0));
+        data.SetValue(layer, position, head, std::vector<float>(shape().value_dim, 2e38f));
+      }
+    }
+  }
+  const SequenceRef sequence = Create(spec_);
+  Insert(sequence, data, 0, 2);
+  const AttendOutcome found = Attend(sequence, 0, RandomQueries(shape(), FreshSeed()));
+  EXPECT_EQ(found.status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(found.status.message().find("too large to be weighed"), std::string::npos);
+}
+
 TEST_F(AttendTest, BudgetsPerLayerAndDenseLayers) {
   const uint64_t seed = FreshSeed();
   spec_.shape.layer_count = 3;

@@ -2,11 +2,13 @@
 
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import ml_dtypes
 import numpy as np
@@ -362,6 +364,44 @@ def test_a_sequence_that_an_operator_dropped_is_left_in_peace(session, address):
             sequence.attend(0, np.ones((QUERY_HEADS, DIM), np.float32))
 
 
+def in_a_forked_child(body):
+    """The exit code of body() in a fork: 0, or 1 when it raises; killed after a while."""
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(20)
+            body()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_forked_child_is_refused_and_its_parent_undisturbed(address, rng, shared_memory):
+    session = wavekv.connect(address, shared_memory=shared_memory)
+    sequence = session.create_sequence(shape(), max_tokens=64)
+    keys = rng.standard_normal((LAYERS, 50, KV_HEADS, DIM)).astype(np.float32)
+    sequence.insert(0, keys, keys)
+    queries = rng.standard_normal((QUERY_HEADS, DIM)).astype(np.float32)
+    before = sequence.attend(0, queries).out
+
+    def child():
+        nonlocal session, sequence
+        for call in (lambda: sequence.attend(0, queries), lambda: session.create_sequence(shape(), 64)):
+            with pytest.raises(wavekv.FailedPreconditionError, match="is a fork"):
+                call()
+        sequence = session = None
+        gc.collect()
+
+    assert in_a_forked_child(child) == 0
+    np.testing.assert_array_equal(sequence.attend(0, queries).out, before)
+    sequence.close()
+    session.close()
+
+
 def test_without_an_address_the_environment_names_the_daemon(session, address, monkeypatch):
     monkeypatch.setenv("WAVEKV_ADDRESS", address)
     with wavekv.connect() as other:
@@ -411,7 +451,7 @@ def test_other_threads_run_while_a_stopped_daemon_is_told_of_a_drop(private_daem
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1000)
         try:
-            daemon.signal(signal.SIGSTOP)
+            daemon.suspend()
             thread = threading.Thread(target=drop)
             thread.start()
             order.append("meanwhile")
@@ -429,7 +469,7 @@ def test_a_dead_daemon_costs_one_deadline(private_daemon):
     sequence = session.create_sequence(shape(), max_tokens=64)
     queries = np.ones((QUERY_HEADS, DIM), np.float32)
     sequence.attend(0, queries)
-    daemon.signal(signal.SIGSTOP)
+    daemon.suspend()
     began = time.monotonic()
     with pytest.raises((wavekv.UnavailableError, wavekv.DeadlineExceededError)):
         sequence.attend(0, queries)
