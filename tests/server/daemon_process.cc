@@ -70,7 +70,11 @@ bool DaemonProcess::WaitFor(const std::string& text) {
   return true;
 }
 
-void DaemonProcess::Signal(int number) const { kill(pid_, number); }
+void DaemonProcess::Signal(int number) const {
+  kill(pid_, number);
+  // Until then a thread of it may still answer a call.
+  if (number == SIGSTOP) waitpid(pid_, nullptr, WUNTRACED);
+}
 
 int DaemonProcess::Wait() {
   const auto deadline = std::chrono::steady_clock::now() + kProcessDeadline;

@@ -26,7 +26,7 @@ class DaemonProcess {
   // Reads its log until `text` has appeared. False: it ended, or the deadline passed.
   bool WaitFor(const std::string& text);
   bool WaitReady() { return WaitFor("event=ready"); }
-  void Signal(int number) const;
+  void Signal(int number) const;  // SIGSTOP: returns once it has stopped.
   // Waits for its end. The exit code; 128 and the signal's number when a signal ended it; -1: it
   // did not end before the deadline.
   int Wait();
