@@ -15,6 +15,9 @@ namespace wavekv {
 namespace {
 
 constexpr int kNice = 10;
+// How long a build waits for memory that readers of a replaced version hold: steps take less.
+constexpr std::chrono::milliseconds kReadersMax(250);
+constexpr std::chrono::milliseconds kReadersPoll(2);
 
 }  // namespace
 
@@ -85,13 +88,27 @@ bool Builder::WaitForDropped(int64_t timeout_ms) {
   return waited;
 }
 
+absl::StatusOr<RowMemory> Builder::AllocateSegment(Sequence& sequence, uint32_t layer,
+                                                   const BuildJob& job) {
+  const auto deadline = std::chrono::steady_clock::now() + kReadersMax;
+  while (true) {
+    absl::StatusOr<RowMemory> memory = sequence.memory()->AllocateSegment(layer, job.range);
+    if (!absl::IsResourceExhausted(memory.status()) || job.cancelled || stopping_ ||
+        std::chrono::steady_clock::now() >= deadline) {
+      return memory;
+    }
+    MutexLock lock(&mutex_);
+    build_ended_.WaitFor(&mutex_, kReadersPoll);
+  }
+}
+
 absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
     Sequence& sequence, uint32_t layer, const BuildJob& job, const LayerSnapshot& snapshot) {
   const ModelShape& shape = sequence.shape();
   const TokenRange range = job.range;
   const uint64_t keys_bytes = range.size() * shape.key_bytes();
   const uint64_t values_bytes = range.size() * shape.value_bytes();
-  WAVEKV_ASSIGN_OR_RETURN(const RowMemory memory, sequence.memory()->AllocateSegment(layer, range));
+  WAVEKV_ASSIGN_OR_RETURN(const RowMemory memory, AllocateSegment(sequence, layer, job));
   ClusterOptions options;
   options.sketch = sequence.spec().index.sketch;
   options.tokens_per_cluster = sequence.spec().index.tokens_per_cluster;

@@ -42,6 +42,10 @@ class Builder {
  private:
   void RunLayer(const std::shared_ptr<Sequence>& sequence, uint32_t layer);
   bool BuildNext(const std::shared_ptr<Sequence>& sequence, uint32_t layer);
+  // Memory for the job's segment. Waits a little where there is none: readers of a version that a
+  // job before this one replaced may still hold its frame.
+  absl::StatusOr<RowMemory> AllocateSegment(Sequence& sequence, uint32_t layer,
+                                            const BuildJob& job);
   absl::StatusOr<std::shared_ptr<const Segment>> BuildSegment(Sequence& sequence, uint32_t layer,
                                                               const BuildJob& job,
                                                               const LayerSnapshot& snapshot);
