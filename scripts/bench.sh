@@ -21,7 +21,7 @@ workload="$1"
 shift
 
 say "building"
-(cd "$ROOT" && cmake --preset release -DWAVEKV_BENCH=ON >/dev/null)
+(cd "$ROOT" && cmake --preset release -DWAVEKV_BENCH=ON -DWAVEKV_TESTS=ON >/dev/null)
 build release --target "bench_$workload" >&2
 # Of the environment's settings for OpenBLAS some name another machine: its own choice is best.
 WAVEKV_COMMIT="$(git -C "$ROOT" describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)" \

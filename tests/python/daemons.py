@@ -49,14 +49,9 @@ class Daemon:
         self._process.send_signal(number)
 
     def suspend(self) -> None:
-        """SIGSTOP, and waits until no thread of it runs any more: one may still answer a call."""
+        """SIGSTOP; returns once it has stopped: until then a thread may still answer a call."""
         self._process.send_signal(signal.SIGSTOP)
-        tasks = pathlib.Path(f"/proc/{self.pid}/task")
-        while any(
-            (task / "stat").read_text().rpartition(")")[2].split()[0] != "T"
-            for task in tasks.iterdir()
-        ):
-            time.sleep(0.001)
+        os.waitpid(self.pid, os.WUNTRACED)
 
     def kill(self) -> None:
         self._process.kill()
