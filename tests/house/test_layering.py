@@ -52,7 +52,7 @@ THIRD_PARTY = {
     r"CLI/": {"client/cli", "tests/mock_decoder", "bench"},
     r"nlohmann/": {"client/cli", "tests", "bench"},
     r"pybind11/": {"client/python"},
-    r"cuda": {"gpu", "client/gpu"},
+    r"cuda": {"gpu", "client/gpu", "tests/gpu", "bench/gpu"},
     r"absl/log/|absl/synchronization/": set(),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
