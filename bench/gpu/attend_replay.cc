@@ -1,0 +1,169 @@
+#include "bench/gpu/attend_replay.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "storage/base/dtype.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv::bench {
+namespace {
+
+template <typename T>
+absl::StatusOr<std::vector<T>> Fetch(const T* source, size_t count) {
+  std::vector<T> target(count);
+  WAVEKV_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(target.data(), source, count * sizeof(T), cudaMemcpyDefault));
+  return target;
+}
+
+// Weighted sum of values, kept relative to the largest logit so far.
+class Accumulator {
+ public:
+  explicit Accumulator(double* out) : out_(out) {}
+
+  template <typename Value>
+  void Add(double logit, double count, Value value) {
+    if (logit > largest_) {
+      const double factor = std::exp(largest_ - logit);
+      for (uint32_t d = 0; d < kBenchDim; ++d) out_[d] *= factor;
+      total_ *= factor;
+      largest_ = logit;
+    }
+    const double weight = count * std::exp(logit - largest_);
+    total_ += weight;
+    for (uint32_t d = 0; d < kBenchDim; ++d) out_[d] += weight * value(d);
+  }
+  void Finish() {
+    for (uint32_t d = 0; d < kBenchDim; ++d) out_[d] /= total_;
+  }
+
+ private:
+  double* const out_;
+  double largest_ = -HUGE_VAL, total_ = 0;
+};
+
+// One unit's arrays on the host.
+struct UnitArrays {
+  std::vector<int8_t> centroids, value_means;
+  std::vector<float> centroid_scales, value_scales, means;
+  std::vector<uint16_t> sizes, cluster_segment, sinks, ring;
+  std::vector<uint32_t> first_row;
+};
+
+absl::StatusOr<UnitArrays> Download(const ReplayInput& input) {
+  const LayerShape& shape = input.built->shape;
+  const LayerArrays layer = LayOutLayer(shape, input.base);
+  const size_t first = size_t{input.unit} * shape.clusters;
+  const size_t clusters = input.built->cluster_counts[input.unit];
+  UnitArrays unit;
+  WAVEKV_ASSIGN_OR_RETURN(unit.centroids,
+                          Fetch(layer.centroids + first * kBenchDim, clusters * kBenchDim));
+  WAVEKV_ASSIGN_OR_RETURN(unit.value_means,
+                          Fetch(layer.value_means + first * kBenchDim, clusters * kBenchDim));
+  WAVEKV_ASSIGN_OR_RETURN(unit.centroid_scales, Fetch(layer.centroid_scales + first, clusters));
+  WAVEKV_ASSIGN_OR_RETURN(unit.value_scales, Fetch(layer.value_scales + first, clusters));
+  WAVEKV_ASSIGN_OR_RETURN(unit.sizes, Fetch(layer.sizes + first, clusters));
+  WAVEKV_ASSIGN_OR_RETURN(unit.cluster_segment, Fetch(layer.cluster_segment + first, clusters));
+  WAVEKV_ASSIGN_OR_RETURN(unit.first_row, Fetch(layer.first_row + first, clusters));
+  const size_t mean_floats = size_t{shape.segments} * 3 * kBenchDim;
+  WAVEKV_ASSIGN_OR_RETURN(unit.means, Fetch(layer.means + input.unit * mean_floats, mean_floats));
+  const size_t sinks = 2 * kBenchSinks * kBenchDim, ring = size_t{2} * kBenchRing * kBenchDim;
+  WAVEKV_ASSIGN_OR_RETURN(unit.sinks, Fetch(layer.sinks + input.unit * sinks, sinks));
+  WAVEKV_ASSIGN_OR_RETURN(unit.ring, Fetch(layer.ring + input.unit * ring, ring));
+  return unit;
+}
+
+class Replayer {
+ public:
+  Replayer(const ReplayInput& input, UnitArrays arrays)
+      : input_(input), arrays_(std::move(arrays)) {}
+
+  void Head(uint32_t g, ReplayOutput* output) const {
+    Accumulator replayed(&output->replayed[size_t{g} * kBenchDim]);
+    Accumulator exact(&output->exact[size_t{g} * kBenchDim]);
+    const LayerShape& shape = input_.built->shape;
+    for (uint32_t i = 0; i < kBenchSinks; ++i) {
+      AddRow(g, &arrays_.sinks[i * kBenchDim], &arrays_.sinks[(kBenchSinks + i) * kBenchDim],
+             {&replayed, &exact});
+    }
+    for (uint32_t token = shape.tokens - kBenchWindow; token < shape.tokens; ++token) {
+      const size_t row = token % kBenchRing;
+      AddRow(g, &arrays_.ring[row * kBenchDim], &arrays_.ring[(kBenchRing + row) * kBenchDim],
+             {&replayed, &exact});
+    }
+    const auto* keys = static_cast<const uint16_t*>(input_.pool);
+    const uint16_t* values = keys + PoolBytes(shape.units, shape.tokens) / 4;
+    std::vector<bool> retrieved(arrays_.sizes.size());
+    for (const uint32_t c : input_.retrieved) retrieved[c] = true;
+    for (uint32_t c = 0; c < arrays_.sizes.size(); ++c) {
+      const uint32_t size = arrays_.sizes[c];
+      if (size == 0) continue;
+      const size_t first = size_t{input_.unit} * shape.clustered() +
+                           size_t{arrays_.cluster_segment[c]} * kSegmentTokens +
+                           arrays_.first_row[c];
+      for (size_t row = first; row < first + size; ++row) {
+        AddRow(g, keys + row * kBenchDim, values + row * kBenchDim,
+               {retrieved[c] ? &replayed : nullptr, &exact});
+      }
+      if (!retrieved[c]) AddCluster(g, c, size, &replayed);
+    }
+    replayed.Finish();
+    exact.Finish();
+  }
+
+ private:
+  void AddRow(uint32_t g, const uint16_t* key, const uint16_t* value,
+              std::initializer_list<Accumulator*> targets) const {
+    double dot = 0;
+    const float* q = &input_.queries[size_t{g} * kBenchDim];
+    for (uint32_t d = 0; d < kBenchDim; ++d) dot += double{q[d]} * BF16ToFloat(key[d]);
+    for (Accumulator* target : targets) {
+      if (target == nullptr) continue;
+      target->Add(input_.scale * dot, 1, [&](uint32_t d) { return BF16ToFloat(value[d]); });
+    }
+  }
+
+  void AddCluster(uint32_t g, uint32_t c, uint32_t size, Accumulator* target) const {
+    const float* mean = &arrays_.means[size_t{arrays_.cluster_segment[c]} * 3 * kBenchDim];
+    const float* q = &input_.queries[size_t{g} * kBenchDim];
+    double dot = 0;
+    for (uint32_t d = 0; d < kBenchDim; ++d) {
+      dot += q[d] * (mean[d] + double{arrays_.centroid_scales[c]} *
+                                   arrays_.centroids[size_t{c} * kBenchDim + d]);
+    }
+    target->Add(input_.scale * dot, size, [&](uint32_t d) {
+      return mean[kBenchDim + d] +
+             double{arrays_.value_scales[c]} * arrays_.value_means[size_t{c} * kBenchDim + d];
+    });
+  }
+
+  static constexpr uint32_t kSegmentTokens = 8192;
+
+  const ReplayInput& input_;
+  const UnitArrays arrays_;
+};
+
+}  // namespace
+
+absl::StatusOr<ReplayOutput> Replay(const ReplayInput& input) {
+  WAVEKV_ASSIGN_OR_RETURN(UnitArrays arrays, Download(input));
+  ReplayOutput output;
+  output.replayed.assign(size_t{input.group} * kBenchDim, 0);
+  output.exact = output.replayed;
+  const Replayer replayer(input, std::move(arrays));
+  for (uint32_t g = 0; g < input.group; ++g) replayer.Head(g, &output);
+  return output;
+}
+
+double RelativeError(const std::vector<double>& a, const std::vector<double>& b) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+}  // namespace wavekv::bench

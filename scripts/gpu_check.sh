@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Runs the GPU tests and benchmarks of a bundle (scripts/gpu_bundle.sh) and writes their results as
+# JSON. Usage, in the bundle's folder: ./gpu_check.sh RESULTS [BATCHxTOKENS ...]
+# A python3 with torch gives the time of full attention; without one it is left out.
+set -euo pipefail
+bundle="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+results="${1:?usage: gpu_check.sh RESULTS [BATCHxTOKENS ...]}"
+shift
+shapes=("$@")
+[ "${#shapes[@]}" -gt 0 ] ||
+  shapes=(8x122880 1x122880 1x1048576 16x122880 4x122880 1x32768 4x32768 8x32768 16x32768)
+mkdir -p "$results"
+status=0
+
+for test in gpu_step_test gpu_step_limits_test gpu_kmeans_test; do
+  "$bundle/bin/$test" >"$results/$test.log" 2>&1 || status=1
+  grep -E '^\[  (PASSED|FAILED|SKIPPED)' "$results/$test.log" || true
+done
+if command -v compute-sanitizer >/dev/null; then
+  compute-sanitizer --tool memcheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
+    --gtest_filter='*DifferentLengths*:*TableFull*:*TwoStages*:*Dim256Group16*:*Dim64Group9*' \
+    >"$results/memcheck.log" 2>&1 || status=1
+  compute-sanitizer --tool racecheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
+    --gtest_filter='*OneSegment*:*Dim128Group9*' >"$results/racecheck.log" 2>&1 || status=1
+  tail -qn 1 "$results/memcheck.log" "$results/racecheck.log"
+fi
+
+python3 "$bundle/full_attention.py" "$results/full.json" "${shapes[@]}" || echo "no full attention"
+for shape in "${shapes[@]}"; do
+  "$bundle/bin/bench_gpu_attend" --batch="${shape%x*}" --tokens="${shape#*x}" \
+    --full="$results/full.json" --out="$results/attend-$shape.json" | grep -v '^\[' || status=1
+done
+for tokens in 122880 1048576; do
+  "$bundle/bin/bench_gpu_build" --tokens="$tokens" --out="$results/build-$tokens.json" || status=1
+done
+
+# One file of each kind, with where it comes from.
+python3 - "$results" "$(cat "$bundle/commit")" <<'PYTHON'
+import datetime, glob, json, subprocess, sys
+
+folder, commit = sys.argv[1:]
+device = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                        capture_output=True, text=True, check=False).stdout.strip()
+for kind in ("attend", "build"):
+    rows = []
+    for path in sorted(glob.glob(f"{folder}/{kind}-*.json")):
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        rows += found if isinstance(found, list) else [found]
+    with open(f"{folder}/gpu-{kind}.json", "w", encoding="utf-8") as file:
+        json.dump({"commit": commit, "date": datetime.date.today().isoformat(),
+                   "command": "scripts/gpu_check.sh", "device": device, "rows": rows}, file, indent=1)
+PYTHON
+exit "$status"
