@@ -10,9 +10,10 @@ BYTES_MAX=$((45 * 1000 * 1000))
 folder="${1:-$ROOT/build/gpu-bundle}"
 
 say "building ${TARGETS[*]}"
-# Each program looks for its libraries beside itself; nothing else on the machine is affected.
+# Each program, and what it loads, looks for libraries beside the program (an RPATH: a RUNPATH does
+# not reach the libraries' own needs); nothing else on the machine is affected.
 (cd "$ROOT" && cmake --preset release -DWAVEKV_CUDA=ON -DWAVEKV_BENCH=ON \
-  -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' >/dev/null)
+  -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null)
 cmake --build "$ROOT/build/release" -j"$JOBS" --target "${TARGETS[@]}"
 
 rm -rf "$folder"
@@ -24,6 +25,7 @@ for target in "${TARGETS[@]}"; do
     fi
   done
   [ -x "$folder/bin/$target" ] || die "$target was not built"
+  readelf -d "$folder/bin/$target" | grep -q '(RPATH).*ORIGIN' || die "$target has no RPATH"
 done
 # All libraries but those that must match the machine's loader and driver.
 ldd "$folder"/bin/* | awk '/=> \// {print $3}' | sort -u |

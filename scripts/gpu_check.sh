@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the GPU tests and benchmarks of a bundle (scripts/gpu_bundle.sh) and writes their results as
 # JSON. Usage, in the bundle's folder: ./gpu_check.sh RESULTS [BATCHxTOKENS ...]
-# A python3 with torch gives the time of full attention; without one it is left out.
+# A python3 with torch gives the time of full attention; without one it is left out. STEPS (50) is
+# the number of steps a row is the median of. What takes longer than PART_S (180) seconds has failed.
 set -euo pipefail
 bundle="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 results="${1:?usage: gpu_check.sh RESULTS [BATCHxTOKENS ...]}"
@@ -12,26 +13,37 @@ shapes=("$@")
 mkdir -p "$results"
 status=0
 
+# part NAME COMMAND...: runs it, its output in RESULTS/NAME.log, and says how it ended.
+part() {
+  local name="$1" outcome="passed" start="$SECONDS"
+  shift
+  timeout "${PART_S:-180}" "$@" >"$results/$name.log" 2>&1 || outcome="FAILED ($?)"
+  # A test that finds no device is skipped: here that is a failure.
+  ! grep -q SKIPPED "$results/$name.log" || outcome="FAILED (skipped)"
+  [ "$outcome" = passed ] || status=1
+  echo "$name: $outcome, $((SECONDS - start)) s"
+}
+
 for test in gpu_step_test gpu_step_limits_test gpu_kmeans_test; do
-  "$bundle/bin/$test" >"$results/$test.log" 2>&1 || status=1
-  grep -E '^\[  (PASSED|FAILED|SKIPPED)' "$results/$test.log" || true
+  part "$test" "$bundle/bin/$test"
 done
 if command -v compute-sanitizer >/dev/null; then
-  compute-sanitizer --tool memcheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
-    --gtest_filter='*DifferentLengths*:*TableFull*:*TwoStages*:*Dim256Group16*:*Dim64Group9*' \
-    >"$results/memcheck.log" 2>&1 || status=1
-  compute-sanitizer --tool racecheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
-    --gtest_filter='*OneSegment*:*Dim128Group9*' >"$results/racecheck.log" 2>&1 || status=1
-  tail -qn 1 "$results/memcheck.log" "$results/racecheck.log"
+  part memcheck compute-sanitizer --tool memcheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
+    --gtest_filter='*DifferentLengths*:*TableFull*:*TwoStages*:*Dim256Group16*:*Dim64Group9*'
+  part racecheck compute-sanitizer --tool racecheck --error-exitcode 1 \
+    "$bundle/bin/gpu_step_test" --gtest_filter='*OneSegment*:*Dim128Group9*'
 fi
 
-python3 "$bundle/full_attention.py" "$results/full.json" "${shapes[@]}" || echo "no full attention"
+part full_attention python3 "$bundle/full_attention.py" "$results/full.json" "${shapes[@]}"
 for shape in "${shapes[@]}"; do
-  "$bundle/bin/bench_gpu_attend" --batch="${shape%x*}" --tokens="${shape#*x}" \
-    --full="$results/full.json" --out="$results/attend-$shape.json" | grep -v '^\[' || status=1
+  part "attend-$shape" "$bundle/bin/bench_gpu_attend" --batch="${shape%x*}" --tokens="${shape#*x}" \
+    --steps="${STEPS:-50}" --full="$results/full.json" --out="$results/attend-$shape.json"
+  grep -E '^[0-9]' "$results/attend-$shape.log" || true
 done
 for tokens in 122880 1048576; do
-  "$bundle/bin/bench_gpu_build" --tokens="$tokens" --out="$results/build-$tokens.json" || status=1
+  part "build-$tokens" "$bundle/bin/bench_gpu_build" --tokens="$tokens" \
+    --out="$results/build-$tokens.json"
+  tail -n 1 "$results/build-$tokens.log"
 done
 
 # One file of each kind, with where it comes from.
