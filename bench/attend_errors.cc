@@ -4,60 +4,18 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <string>
 
+#include "bench/built_head.h"
+#include "bench/exact_attention.h"
+#include "bench/or_die.h"
 #include "index/backend/cpu_backend.h"
-#include "storage/base/check.h"
 
 namespace wavekv::bench {
 namespace {
 
 constexpr double kPaperRetrieved = 0.018;
 constexpr double kPaperEstimated = 0.232;
-// As the engine cuts a finished prompt: the first tokens, a window at the end, segments between.
-constexpr uint32_t kSinkTokens = 4, kWindowTokens = 64, kSegmentTokens = 8192;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-void CheckOk(const absl::Status& status) {
-  WAVEKV_CHECK(status.ok(), std::string(status.message()).c_str());
-}
-
-// One KV head's index, as the engine builds it, and its exact rows.
-struct HeadZonesOfPaper {
-  std::vector<std::byte> keys, values;  // Sorted by cluster; the steady rows in their place.
-  std::vector<SegmentHead> segments;
-  std::vector<const SegmentHead*> index;
-  std::vector<RowRun> steady;
-};
-
-HeadZonesOfPaper BuildHead(ComputeBackend& backend, const AttendWorld& world, uint32_t kv_head) {
-  const uint32_t dim = world.options().dim, tokens = world.options().tokens;
-  const size_t row = size_t{dim} * 2;
-  HeadZonesOfPaper head;
-  head.keys.assign(world.keys(kv_head).begin(), world.keys(kv_head).end());
-  head.values.assign(world.values(kv_head).begin(), world.values(kv_head).end());
-  head.steady.push_back({head.keys.data(), head.values.data(), kSinkTokens});
-  const uint32_t end = tokens - kWindowTokens;
-  for (uint32_t first = kSinkTokens; first < end;) {
-    const uint32_t next = std::min(end, (first / kSegmentTokens + 1) * kSegmentTokens);
-    const ClusterInput input = {first,
-                                next - first,
-                                dim,
-                                dim,
-                                DType::kBF16,
-                                world.keys(kv_head).data() + first * row,
-                                world.values(kv_head).data() + first * row};
-    auto segment = backend.ClusterSegment(input, ClusterOptions{}, head.keys.data() + first * row,
-                                          head.values.data() + first * row);
-    CheckOk(segment.status());
-    head.segments.push_back(*std::move(segment));
-    first = next;
-  }
-  for (const SegmentHead& segment : head.segments) head.index.push_back(&segment);
-  head.steady.push_back(
-      {head.keys.data() + end * row, head.values.data() + end * row, kWindowTokens});
-  return head;
-}
 
 // Sum over the group of each head's softmax over the centroids' scores.
 std::vector<double> RankAsThePaper(const ClusterScores& scores) {
@@ -95,11 +53,11 @@ PartialAttention EstimateAsThePaper(HeadIndex index, std::span<const uint32_t> c
   return result;
 }
 
-PartialAttention AttendAsThePaper(ComputeBackend& backend, const HeadZonesOfPaper& head,
+PartialAttention AttendAsThePaper(ComputeBackend& backend, const BuiltHead& head,
                                   const GroupQuery& query) {
   ClusterScores scores;
   const std::vector<float> nothing(query.group_size, -kInfinity);
-  CheckOk(backend.RankClusters(head.index, query, nothing, &scores));
+  OrDie(backend.RankClusters(head.index, query, nothing, &scores));
   const std::vector<double> rank = RankAsThePaper(scores);
   std::vector<uint32_t> order(scores.cluster_count);
   std::iota(order.begin(), order.end(), 0u);
@@ -111,49 +69,11 @@ PartialAttention AttendAsThePaper(ComputeBackend& backend, const HeadZonesOfPape
   const std::vector<uint32_t> retrieved(order.begin(), retrieved_end);
   const std::vector<uint32_t> estimated(retrieved_end, estimated_end);
   PartialAttention answer, exact;
-  CheckOk(backend.AttendRows(head.steady, query, &answer));
-  CheckOk(backend.AttendClusters(head.index, retrieved, query, &exact));
+  OrDie(backend.AttendRows(head.steady, query, &answer));
+  OrDie(backend.AttendClusters(head.index, retrieved, query, &exact));
   MergePartial(exact, &answer);
   MergePartial(EstimateAsThePaper(head.index, estimated, query, scores), &answer);
   return answer;
-}
-
-// Exact attention of one query head in double.
-std::vector<double> Oracle(std::span<const float> query, std::span<const float> keys,
-                           std::span<const float> values, double scale) {
-  const size_t dim = query.size(), tokens = keys.size() / dim;
-  std::vector<double> scores(tokens);
-  double top = -kInfinity;
-  for (size_t i = 0; i < tokens; ++i) {
-    double sum = 0;
-    for (size_t j = 0; j < dim; ++j) sum += double{query[j]} * keys[i * dim + j];
-    scores[i] = scale * sum;
-    top = std::max(top, scores[i]);
-  }
-  std::vector<double> out(dim, 0);
-  double total = 0;
-  for (size_t i = 0; i < tokens; ++i) {
-    const double weight = std::exp(scores[i] - top);
-    total += weight;
-    for (size_t j = 0; j < dim; ++j) out[j] += weight * values[i * dim + j];
-  }
-  for (double& x : out) x /= total;
-  return out;
-}
-
-double RelativeError(std::span<const float> found, std::span<const double> exact) {
-  double difference = 0, norm = 0;
-  for (size_t j = 0; j < exact.size(); ++j) {
-    difference += (found[j] - exact[j]) * (found[j] - exact[j]);
-    norm += exact[j] * exact[j];
-  }
-  return std::sqrt(difference / norm);
-}
-
-std::vector<float> ToFloats(std::span<const std::byte> rows) {
-  std::vector<float> floats(rows.size() / 2);
-  ConvertToFloat(DType::kBF16, rows.data(), floats.size(), floats.data());
-  return floats;
 }
 
 }  // namespace
@@ -180,7 +100,8 @@ AttendErrors MeasureErrors(AttendWorld* world, uint32_t samples) {
     list->resize(count);
   }
   world->pool()->ParallelFor(options.kv_heads, [&](size_t kv_head) {
-    const HeadZonesOfPaper head = BuildHead(*backend, *world, static_cast<uint32_t>(kv_head));
+    const BuiltHead head = BuildHead(*backend, world->keys(static_cast<uint32_t>(kv_head)),
+                                     world->values(static_cast<uint32_t>(kv_head)), dim);
     const std::vector<float> keys = ToFloats(world->keys(static_cast<uint32_t>(kv_head)));
     const std::vector<float> values = ToFloats(world->values(static_cast<uint32_t>(kv_head)));
     for (uint32_t i = 0; i < samples; ++i) {
@@ -190,7 +111,7 @@ AttendErrors MeasureErrors(AttendWorld* world, uint32_t samples) {
       const PartialAttention paper = AttendAsThePaper(*backend, head, query);
       for (uint32_t g = 0; g < group; ++g) {
         const std::vector<double> exact =
-            Oracle(queries.subspan(size_t{g} * dim, dim), keys, values, world->scale());
+            ExactAttention(queries.subspan(size_t{g} * dim, dim), keys, values, world->scale()).out;
         const size_t query_head = kv_head * group + g, at = i * options.query_heads + query_head;
         const auto error_of = [&](const std::vector<float>& out, size_t row) {
           return RelativeError(std::span(out).subspan(row * dim, dim), exact);

@@ -1,12 +1,13 @@
 #include "bench/attend_world.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <random>
 #include <string>
 #include <utility>
 
+#include "bench/or_die.h"
 #include "bench/topic_data.h"
 #include "index/backend/cpu_backend.h"
 #include "storage/base/check.h"
@@ -16,18 +17,6 @@ namespace wavekv::bench {
 namespace {
 
 const TenantId kTenant("bench");
-// The walk of a query: x <- kWalk x + sqrt(1 - kWalk^2) topic, which keeps its variance at 1.
-constexpr float kWalk = 0.98f;
-constexpr uint32_t kWarmUpSteps = 300;  // 0.98^300 is 0.002: the start is forgotten.
-constexpr float kQueryScale = 3.5f;
-constexpr float kSharedLength = 0.8f;  // Of a query, in common to its group.
-
-template <class T>
-T OrDie(absl::StatusOr<T> result) {
-  WAVEKV_CHECK(result.ok(), std::string(result.status().message()).c_str());
-  return *std::move(result);
-}
-
 void StoreBf16(std::span<const float> from, std::byte* to) {
   ConvertFromFloat(DType::kBF16, from.data(), from.size(), to);
 }
@@ -109,32 +98,13 @@ void AttendWorld::Fill(uint32_t layer) {
                  queries_[layer].data());
 }
 
-// The group's common walk and one of each head's own, over the topics of all stretches.
 void AttendWorld::WalkQueries(uint32_t layer, uint32_t kv_head, std::span<const float> topics) {
-  const uint32_t dim = options_.dim, group = group_size();
-  std::seed_seq seed{static_cast<uint32_t>(options_.seed),
-                     static_cast<uint32_t>(options_.seed >> 32), layer, kv_head, 0x9e37u};
-  std::mt19937_64 random(seed);
-  std::vector<float> walks(size_t{group + 1} * dim, 0.0f);
-  const float step_length = std::sqrt(1 - kWalk * kWalk);
-  const float own_length = std::sqrt(1 - kSharedLength * kSharedLength);
-  for (uint32_t step = 0; step < kWarmUpSteps + options_.steps; ++step) {
-    for (uint32_t walk = 0; walk <= group; ++walk) {
-      const float* topic = &topics[random() % (topics.size() / dim) * dim];
-      for (uint32_t j = 0; j < dim; ++j) {
-        float& x = walks[size_t{walk} * dim + j];
-        x = kWalk * x + step_length * topic[j];
-      }
-    }
-    if (step < kWarmUpSteps) continue;
-    for (uint32_t g = 0; g < group; ++g) {
-      const size_t row = size_t{step - kWarmUpSteps} * options_.query_heads + kv_head * group + g;
-      for (uint32_t j = 0; j < dim; ++j) {
-        queries_[layer][row * dim + j] =
-            kQueryScale *
-            (kSharedLength * walks[size_t{group} * dim + j] + own_length * walks[g * dim + j]);
-      }
-    }
+  const size_t group_floats = size_t{group_size()} * options_.dim;
+  const std::vector<float> walk = WalkTopicQueries({options_.seed, layer, kv_head}, topics,
+                                                   options_.steps, group_size(), options_.dim);
+  for (uint32_t step = 0; step < options_.steps; ++step) {
+    std::copy_n(&walk[step * group_floats], group_floats,
+                &queries_[layer][(size_t{step} * options_.kv_heads + kv_head) * group_floats]);
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "bench/data_world.h"
 #include "bench/machine.h"
+#include "bench/or_die.h"
 
 namespace wavekv::bench {
 namespace {

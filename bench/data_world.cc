@@ -1,8 +1,6 @@
 #include "bench/data_world.h"
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <utility>
 
@@ -49,12 +47,6 @@ std::vector<uint16_t> RandomBF16(size_t count, uint64_t seed) {
   std::vector<uint16_t> numbers(count);
   for (uint16_t& number : numbers) number = FloatToBF16(normal(random));
   return numbers;
-}
-
-void OrDie(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "error: %s\n", status.ToString().c_str());
-  std::exit(1);
 }
 
 }  // namespace wavekv::bench

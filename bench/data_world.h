@@ -33,12 +33,4 @@ ModelShape DataShape();
 // `count` random bf16 numbers.
 std::vector<uint16_t> RandomBF16(size_t count, uint64_t seed);
 
-// Prints "error: ..." and ends the process with 1 unless it is OK.
-void OrDie(const absl::Status& status);
-template <class T>
-T OrDie(absl::StatusOr<T> result) {
-  OrDie(result.status());
-  return *std::move(result);
-}
-
 }  // namespace wavekv::bench

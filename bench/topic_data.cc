@@ -1,11 +1,18 @@
 #include "bench/topic_data.h"
 
+#include <cmath>
 #include <random>
 
 #include "storage/base/check.h"
 
 namespace wavekv::bench {
 namespace {
+
+// The walk of a query: x <- kWalk x + sqrt(1 - kWalk^2) topic, which keeps its variance at 1.
+constexpr float kWalk = 0.98f;
+constexpr uint32_t kWarmUpSteps = 300;  // 0.98^300 is 0.002: the start is forgotten.
+constexpr float kQueryScale = 3.5f;
+constexpr float kSharedLength = 0.8f;  // Of a query, in common to its group.
 
 enum class Stream : uint32_t { kKeys, kValues };
 
@@ -44,6 +51,37 @@ std::vector<float> MakeTopicValues(const TopicStretchId& id, uint32_t token_coun
   std::vector<float> values(size_t{token_count} * dim);
   for (float& x : values) x = normal(random);
   return values;
+}
+
+// The group's common walk and one of each head's own.
+std::vector<float> WalkTopicQueries(const TopicWalkId& id, std::span<const float> topics,
+                                    uint32_t steps, uint32_t group_size, uint32_t dim) {
+  std::seed_seq seed{static_cast<uint32_t>(id.seed), static_cast<uint32_t>(id.seed >> 32), id.layer,
+                     id.kv_head, 0x9e37u};
+  std::mt19937_64 random(seed);
+  std::vector<float> walks(size_t{group_size + 1} * dim, 0.0f);
+  std::vector<float> queries;
+  queries.reserve(size_t{steps} * group_size * dim);
+  const float step_length = std::sqrt(1 - kWalk * kWalk);
+  const float own_length = std::sqrt(1 - kSharedLength * kSharedLength);
+  const float* const common = &walks[size_t{group_size} * dim];
+  for (uint32_t step = 0; step < kWarmUpSteps + steps; ++step) {
+    for (uint32_t walk = 0; walk <= group_size; ++walk) {
+      const float* topic = &topics[random() % (topics.size() / dim) * dim];
+      for (uint32_t j = 0; j < dim; ++j) {
+        float& x = walks[size_t{walk} * dim + j];
+        x = kWalk * x + step_length * topic[j];
+      }
+    }
+    if (step < kWarmUpSteps) continue;
+    for (uint32_t g = 0; g < group_size; ++g) {
+      for (uint32_t j = 0; j < dim; ++j) {
+        queries.push_back(kQueryScale *
+                          (kSharedLength * common[j] + own_length * walks[g * dim + j]));
+      }
+    }
+  }
+  return queries;
 }
 
 }  // namespace wavekv::bench

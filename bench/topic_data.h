@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace wavekv::bench {
@@ -28,6 +29,18 @@ struct TopicStretch {
 
 // The keys of `token_count` (at most kTopicStretchTokens) tokens.
 TopicStretch MakeTopicStretch(const TopicStretchId& id, uint32_t token_count, uint32_t dim);
+
+// Which queries: those that ask one KV head of one layer.
+struct TopicWalkId {
+  uint64_t seed = 0;
+  uint32_t layer = 0;
+  uint32_t kv_head = 0;
+};
+
+// Queries [steps, group_size, dim] of a KV head's query heads, which walk slowly over `topics`
+// [.., dim]: an AR(1) walk with 0.98, 0.8 of its length common to the group, scaled by 3.5.
+std::vector<float> WalkTopicQueries(const TopicWalkId& id, std::span<const float> topics,
+                                    uint32_t steps, uint32_t group_size, uint32_t dim);
 
 // The values [token_count, dim] of the same tokens: independent, N(0, 1).
 std::vector<float> MakeTopicValues(const TopicStretchId& id, uint32_t token_count, uint32_t dim);
