@@ -14,6 +14,7 @@ SOURCES = (".h", ".cc", ".cu", ".cuh")
 ROOMS: dict[str, set[str]] = {
     "storage/base": set(),
     "storage": {"storage/base"},
+    "storage/trace": {"storage/base"},
     "index": {"storage", "storage/base"},
     "proto": set(),
     "proto/rpc": {"proto", "storage/base"},
@@ -32,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
         "storage/base", "proto/rpc",
     },
     "client": {"proto", "proto/rpc", "proto/shm", "storage/base"},
+    "client/cli": {"client", "proto/rpc", "storage/base", "storage/trace"},
     "tests": {"*"},
     "bench": {"*"},
 }
@@ -124,6 +126,9 @@ def test_the_guard_sees_forbidden_arrows():
         ("daemon/engine/x.cc", '#include "wavekv/v1/types.pb.h"', "no wire format in the engine"),
         ("daemon/server/x.cc", '#include "index/zone/zone_plan.h"', "no index internals"),
         ("client/x.cc", '#include "daemon/engine/engine.h"', "the client is another process"),
+        ("client/x.cc", '#include "storage/trace/trace_reader.h"', "only the command has files"),
+        ("client/cli/x.cc", '#include "storage/block_pool.h"', "traces are all it sees of storage"),
+        ("storage/trace/x.cc", '#include "storage/block_pool.h"', "a file format by itself"),
         ("proto/shm/x.h", '#include "wavekv/v1/types.pb.h"', "the channel has no protobuf"),
         ("daemon/dataplane/x.cc", "#include <grpcpp/grpcpp.h>", "the data plane runs without gRPC"),
         ("daemon/dataplane/x.cc", '#include "proto/rpc/metadata.h"', "that is gRPC's side"),
