@@ -244,6 +244,7 @@ void SketchOutput(const simd::Kernels& kernels, std::span<const EstimatedCluster
     }
   }
   result->bytes_read =
+      clusters.size() * (query.value_dim + sizeof(float)) +
       rows.row_count * (SketchRowBytes(query.key_dim) + sizeof(uint16_t)) +
       values.sketched_values() * (SketchRowBytes(query.value_dim) + sizeof(uint16_t)) +
       rows.heavy.size() * (query.key_dim + query.value_dim) * DTypeBytes(query.payload_dtype);
