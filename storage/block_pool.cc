@@ -29,6 +29,10 @@ uint64_t PageBytes() {
   return bytes;
 }
 
+uint64_t RoundUpToPage(uint64_t bytes) {
+  return (bytes + PageBytes() - 1) / PageBytes() * PageBytes();
+}
+
 // "'a' 2 MiB, 'b' 1 MiB and 4 more", largest first; "nobody" when there are none.
 std::string HoldersText(std::vector<std::pair<uint64_t, std::string>> holders) {
   if (holders.empty()) return "nobody";
@@ -56,9 +60,15 @@ struct Arena::Impl {
   uint64_t reserved_bytes = 0;
   UniqueFd fd;
   Mapping mapping;
+  Mapping private_mapping;
 
   mutable Mutex mutex;
   BestFitAllocator allocator ABSL_GUARDED_BY(mutex){0};
+  BestFitAllocator private_allocator ABSL_GUARDED_BY(mutex){0};
+  // What the kernel may have given pages for: of the file all below this, for it never takes them
+  // back, and of private memory what is in use. Together at most arena_bytes.
+  uint64_t file_end ABSL_GUARDED_BY(mutex) = 0;
+  uint64_t private_bytes ABSL_GUARDED_BY(mutex) = 0;
   uint64_t allocated_bytes ABSL_GUARDED_BY(mutex) = 0;
   uint64_t payload_bytes ABSL_GUARDED_BY(mutex) = 0;
 };
@@ -250,12 +260,16 @@ absl::Status Arena::MapMemory(Impl* impl) {
   WAVEKV_ASSIGN_OR_RETURN(impl->mapping,
                           Mapping::Map(impl->fd.get(), impl->arena_bytes, Mapping::kReadWrite));
   WAVEKV_RETURN_IF_ERROR(SealForReaders(impl->fd.get()));
+  WAVEKV_ASSIGN_OR_RETURN(impl->private_mapping, Mapping::Private(impl->arena_bytes));
   if (impl->arena_bytes >= kHugePageArenaBytes) {
-    // A hint: kernels without huge pages for shared memory refuse it, and nothing is lost.
-    ::madvise(impl->mapping.data(), impl->arena_bytes, MADV_HUGEPAGE);
+    // A hint: kernels without huge pages for such memory refuse it, and nothing is lost.
+    for (const Mapping* mapping : {&impl->mapping, &impl->private_mapping}) {
+      ::madvise(mapping->data(), impl->arena_bytes, MADV_HUGEPAGE);
+    }
   }
   MutexLock lock(&impl->mutex);
   impl->allocator = BestFitAllocator(impl->arena_bytes);
+  impl->private_allocator = BestFitAllocator(impl->arena_bytes);
   return absl::OkStatus();
 }
 
@@ -268,41 +282,73 @@ Arena::~Arena() {
   }
   // The memory first, then the promise: nobody may be promised what is still in use.
   impl_->mapping = Mapping();
+  impl_->private_mapping = Mapping();
   impl_->fd.reset();
   impl_->pool->impl_->Release(impl_->id);
 }
 
 absl::StatusOr<std::shared_ptr<Run>> Arena::Allocate(uint64_t bytes) {
+  if (bytes == 0) return NoRoom(bytes);
   const std::optional<uint64_t> rounded = BestFitAllocator::RoundUp(bytes);
+  if (!rounded.has_value()) return NoRoom(bytes);
+  std::shared_ptr<Run> run = AllocateAt(Run::Place::kFile, *rounded, bytes);
+  if (run == nullptr) return NoRoom(bytes);
+  return run;
+}
+
+absl::StatusOr<std::shared_ptr<Run>> Arena::AllocatePrivate(uint64_t bytes) {
+  if (bytes == 0 || bytes > impl_->arena_bytes) return NoRoom(bytes);
+  std::shared_ptr<Run> run = AllocateAt(Run::Place::kPrivate, RoundUpToPage(bytes), bytes);
+  if (run == nullptr) return Allocate(bytes);
+  return run;
+}
+
+std::shared_ptr<Run> Arena::AllocateAt(Run::Place place, uint64_t bytes, uint64_t payload_bytes) {
+  const bool in_file = place == Run::Place::kFile;
+  uint64_t offset = 0;
+  {
+    MutexLock lock(&impl_->mutex);
+    BestFitAllocator& allocator = in_file ? impl_->allocator : impl_->private_allocator;
+    const std::optional<uint64_t> found = allocator.Allocate(bytes);
+    if (!found.has_value()) return nullptr;
+    const uint64_t file_end = in_file ? std::max(impl_->file_end, *found + bytes) : impl_->file_end;
+    const uint64_t private_bytes = impl_->private_bytes + (in_file ? 0 : bytes);
+    if (RoundUpToPage(file_end) + private_bytes > impl_->arena_bytes) {
+      allocator.Free(*found, bytes);
+      return nullptr;
+    }
+    offset = *found;
+    impl_->file_end = file_end;
+    impl_->private_bytes = private_bytes;
+    impl_->allocated_bytes += bytes;
+    impl_->payload_bytes += payload_bytes;
+  }
+  return std::make_shared<Run>(shared_from_this(), place, offset, bytes, payload_bytes);
+}
+
+absl::Status Arena::NoRoom(uint64_t bytes) const {
   if (bytes == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("block pool: a run of 0 bytes asked for in '", impl_->label, "'"));
   }
-  uint64_t offset = 0;
-  {
-    MutexLock lock(&impl_->mutex);
-    const std::optional<uint64_t> place =
-        rounded.has_value() ? impl_->allocator.Allocate(*rounded) : std::nullopt;
-    if (!place.has_value()) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "block pool: no room for a run of ", BytesText(bytes), " in the arena of '", impl_->label,
-          "' of tenant '", impl_->tenant, "': ", BytesText(impl_->allocator.free_bytes()),
-          " free of ", BytesText(impl_->arena_bytes), ", largest piece ",
-          BytesText(impl_->allocator.largest_free_bytes()),
-          "; create the sequence with more max_tokens"));
-    }
-    offset = *place;
-    impl_->allocated_bytes += *rounded;
-    impl_->payload_bytes += bytes;
-  }
-  return std::make_shared<Run>(shared_from_this(), offset, *rounded, bytes);
+  MutexLock lock(&impl_->mutex);
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "block pool: no room for a run of ", BytesText(bytes), " in the arena of '", impl_->label,
+      "' of tenant '", impl_->tenant, "': ", BytesText(impl_->arena_bytes - impl_->allocated_bytes),
+      " free of ", BytesText(impl_->arena_bytes),
+      ", in pieces that are too small; create the sequence with more max_tokens"));
 }
 
-void Arena::Free(uint64_t offset, uint64_t bytes, uint64_t payload_bytes) {
+void Arena::Free(const Run& run) {
   MutexLock lock(&impl_->mutex);
-  impl_->allocator.Free(offset, bytes);
-  impl_->allocated_bytes -= bytes;
-  impl_->payload_bytes -= payload_bytes;
+  if (run.place() == Run::Place::kFile) {
+    impl_->allocator.Free(run.offset(), run.bytes());
+  } else {
+    impl_->private_allocator.Free(run.offset(), run.bytes());
+    impl_->private_bytes -= run.bytes();
+  }
+  impl_->allocated_bytes -= run.bytes();
+  impl_->payload_bytes -= run.payload_bytes();
 }
 
 PoolUsage Arena::Usage() const {
@@ -320,13 +366,28 @@ uint64_t Arena::arena_bytes() const { return impl_->arena_bytes; }
 uint64_t Arena::reserved_bytes() const { return impl_->reserved_bytes; }
 const TenantId& Arena::tenant() const { return impl_->tenant; }
 int Arena::fd() const { return impl_->fd.get(); }
-std::byte* Arena::base() const { return impl_->mapping.data(); }
+std::byte* Arena::base(Run::Place place) const {
+  return place == Run::Place::kFile ? impl_->mapping.data() : impl_->private_mapping.data();
+}
 
-Run::Run(std::shared_ptr<Arena> arena, uint64_t offset, uint64_t bytes, uint64_t payload_bytes)
-    : arena_(std::move(arena)), offset_(offset), bytes_(bytes), payload_bytes_(payload_bytes) {}
+Run::Run(std::shared_ptr<Arena> arena, Place place, uint64_t offset, uint64_t bytes,
+         uint64_t payload_bytes)
+    : arena_(std::move(arena)),
+      place_(place),
+      offset_(offset),
+      bytes_(bytes),
+      payload_bytes_(payload_bytes) {}
 
-Run::~Run() { arena_->Free(offset_, bytes_, payload_bytes_); }
+Run::~Run() {
+  Discard(0, bytes_);
+  arena_->Free(*this);
+}
 
-std::byte* Run::data() const { return arena_->base() + offset_; }
+void Run::Discard(uint64_t offset, uint64_t bytes) {
+  WAVEKV_CHECK(offset <= bytes_ && bytes <= bytes_ - offset, "a run discards what is its own");
+  if (place_ == Place::kPrivate) DiscardPages(data() + offset, bytes);
+}
+
+std::byte* Run::data() const { return arena_->base(place_) + offset_; }
 
 }  // namespace wavekv

@@ -3,7 +3,8 @@
 // Each sequence gets an arena, a memfd of its own that belongs to one tenant
 // (docs/decisions/002-block-pool.md). Runs are carved from an arena; an arena lives until its last
 // run and its last owner are gone, and closing it gives the memory back to the kernel, which a
-// sealed memfd allows in no other way.
+// sealed memfd allows in no other way. What no peer will read, and what comes and goes, lies in
+// private runs instead, whose pages go back one by one.
 #pragma once
 
 #include <cstddef>
@@ -24,19 +25,28 @@ class Arena;
 // alive. Immutable sharing is by shared_ptr<const Run>. Thread-safe to destroy anywhere.
 class Run {
  public:
-  Run(std::shared_ptr<Arena> arena, uint64_t offset, uint64_t bytes, uint64_t payload_bytes);
+  enum class Place : uint8_t { kFile, kPrivate };
+
+  Run(std::shared_ptr<Arena> arena, Place place, uint64_t offset, uint64_t bytes,
+      uint64_t payload_bytes);
   ~Run();
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
+  // The contents of [offset, offset + bytes) are not needed any more: of a private run the whole
+  // pages in it go back to the kernel, until they are written again.
+  void Discard(uint64_t offset, uint64_t bytes);
+
   std::byte* data() const;
-  uint64_t offset() const { return offset_; }                // In the arena's memfd.
+  Place place() const { return place_; }
+  uint64_t offset() const { return offset_; }                // In its place.
   uint64_t bytes() const { return bytes_; }                  // Occupied, alignment included.
   uint64_t payload_bytes() const { return payload_bytes_; }  // Asked for.
   const Arena& arena() const { return *arena_; }
 
  private:
   const std::shared_ptr<Arena> arena_;
+  const Place place_;
   const uint64_t offset_;
   const uint64_t bytes_;
   const uint64_t payload_bytes_;
@@ -86,7 +96,9 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   const std::unique_ptr<Impl> impl_;
 };
 
-// One memfd, mapped writable here and sealed (SHRINK, GROW, FUTURE_WRITE, SEAL). Thread-safe.
+// One memfd, mapped writable here and sealed (SHRINK, GROW, FUTURE_WRITE, SEAL), and as much
+// address space of this process alone. The pages of both together never exceed arena_bytes.
+// Thread-safe.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   ~Arena();
@@ -96,6 +108,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // A run of at least `bytes`, best fit, lowest offset first. Contents are unspecified.
   // ResourceExhausted when no free piece is large enough; names the arena's size and free bytes.
   absl::StatusOr<std::shared_ptr<Run>> Allocate(uint64_t bytes);
+  // The same in private memory, in whole pages; where only the file has pages left that were used
+  // before, one of those.
+  absl::StatusOr<std::shared_ptr<Run>> AllocatePrivate(uint64_t bytes);
 
   uint64_t arena_bytes() const;
   uint64_t reserved_bytes() const;
@@ -110,8 +125,11 @@ class Arena : public std::enable_shared_from_this<Arena> {
   struct Impl;
   explicit Arena(std::unique_ptr<Impl> impl);
   static absl::Status MapMemory(Impl* impl);
-  void Free(uint64_t offset, uint64_t bytes, uint64_t payload_bytes);
-  std::byte* base() const;
+  // A place for `bytes`, which are counted as `payload_bytes`; nullptr when there is none.
+  std::shared_ptr<Run> AllocateAt(Run::Place place, uint64_t bytes, uint64_t payload_bytes);
+  absl::Status NoRoom(uint64_t bytes) const;
+  void Free(const Run& run);
+  std::byte* base(Run::Place place) const;
   const std::unique_ptr<Impl> impl_;
 };
 

@@ -41,13 +41,16 @@ std::optional<RowMemory> MemoryFrame::TakeAny(uint64_t tokens) {
 RowMemory MemoryFrame::TakeLocked(const TokenRange& range) {
   taken_.emplace(range.begin, range.end);
   std::byte* const base = run_->data() + (range.begin - first_position_) * token_bytes_;
-  return {base, std::shared_ptr<const void>(base, [frame = shared_from_this(), begin = range.begin](
-                                                      const void*) { frame->Return(begin); })};
+  return {base, std::shared_ptr<const void>(base, [frame = shared_from_this(), range](const void*) {
+            frame->Return(range);
+          })};
 }
 
-void MemoryFrame::Return(uint64_t begin) {
+void MemoryFrame::Return(const TokenRange& range) {
+  // Before anybody can take it anew.
+  run_->Discard((range.begin - first_position_) * token_bytes_, range.size() * token_bytes_);
   MutexLock lock(&mutex_);
-  taken_.erase(begin);
+  taken_.erase(range.begin);
 }
 
 }  // namespace wavekv

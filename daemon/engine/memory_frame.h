@@ -21,7 +21,8 @@ struct RowMemory {
 
 // Room for capacity_tokens tokens of token_bytes each, handed out by range: a range's place follows
 // from its positions, so what is given back always fits what comes next. A range is free again when
-// the last owner of its memory has gone, so that nobody's rows are written twice.
+// the last owner of its memory has gone, so that nobody's rows are written twice; a private run's
+// pages go back to the kernel then.
 //
 // Thread-safe. Its run goes back to the pool with the last range.
 class MemoryFrame : public std::enable_shared_from_this<MemoryFrame> {
@@ -36,7 +37,7 @@ class MemoryFrame : public std::enable_shared_from_this<MemoryFrame> {
 
  private:
   RowMemory TakeLocked(const TokenRange& range) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Return(uint64_t begin);
+  void Return(const TokenRange& range);
 
   const std::shared_ptr<Run> run_;
   const uint64_t first_position_;

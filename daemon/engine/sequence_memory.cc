@@ -11,7 +11,7 @@ namespace wavekv {
 namespace {
 
 constexpr uint64_t kRunAlignment = 64;
-constexpr uint64_t kArenaAlignment = 4096;  // The pool charges whole pages.
+constexpr uint64_t kArenaAlignment = 4096;  // The pool charges whole pages, and so do private runs.
 // Pieces for each layer in the frames of small pieces: the layer's sink and a copy of it beside
 // (truncation within the sink); one copy of a partial chunk.
 constexpr uint64_t kSinksPerLayer = 2;
@@ -58,7 +58,7 @@ MemoryPlan PlanMemory(const SequenceSpec& spec, uint32_t build_threads) {
   plan.frame_count = layers * DivideUp(spec.max_tokens, plan.frame_tokens) + clustered_layers +
                      std::min<uint64_t>(build_threads, clustered_layers);
   const uint64_t bytes =
-      RoundUp(plan.frame_tokens * token_bytes, kRunAlignment) * plan.frame_count +
+      RoundUp(plan.frame_tokens * token_bytes, kArenaAlignment) * plan.frame_count +
       RoundUp(layers * kSinksPerLayer * kSinkTokens * token_bytes, kRunAlignment) +
       RoundUp(layers * kSpareChunksPerLayer * kChunkTokens * token_bytes, kRunAlignment);
   plan.arena_bytes = RoundUp(bytes, kArenaAlignment);
@@ -102,7 +102,8 @@ absl::StatusOr<RowChunk> SequenceMemory::AllocateChunk(uint32_t layer, uint64_t 
   const FrameKey key = {layer, first_position / stretch_tokens_, Content::kRows};
   std::shared_ptr<MemoryFrame> frame = KnownFrame(key);
   if (frame == nullptr) {
-    absl::StatusOr<std::shared_ptr<Run>> run = AllocateReserved(frame_tokens_ * token_bytes_);
+    absl::StatusOr<std::shared_ptr<Run>> run =
+        AllocateReserved(frame_tokens_ * token_bytes_, Run::Place::kPrivate);
     if (run.ok()) frame = AddFrame(key, *std::move(run));
   }
   std::optional<RowMemory> memory;
@@ -153,17 +154,21 @@ absl::Status SequenceMemory::CheckOpen() const {
   return absl::NotFoundError(absl::StrCat(label_, " was dropped"));
 }
 
-absl::StatusOr<std::shared_ptr<Run>> SequenceMemory::AllocateReserved(uint64_t bytes) {
-  absl::StatusOr<std::shared_ptr<Run>> run = arena_->Allocate(bytes);
+absl::StatusOr<std::shared_ptr<Run>> SequenceMemory::AllocateReserved(uint64_t bytes,
+                                                                      Run::Place place) {
+  const auto allocate = [&](Arena* arena) {
+    return place == Run::Place::kPrivate ? arena->AllocatePrivate(bytes) : arena->Allocate(bytes);
+  };
+  absl::StatusOr<std::shared_ptr<Run>> run = allocate(arena_.get());
   for (size_t i = 0; !run.ok() && i < overflow_.size(); ++i) {
     const std::shared_ptr<Arena> arena = overflow_[i].lock();
-    if (arena != nullptr) run = arena->Allocate(bytes);
+    if (arena != nullptr) run = allocate(arena.get());
   }
   return run;
 }
 
 absl::StatusOr<std::shared_ptr<Run>> SequenceMemory::Allocate(uint64_t bytes) {
-  absl::StatusOr<std::shared_ptr<Run>> run = AllocateReserved(bytes);
+  absl::StatusOr<std::shared_ptr<Run>> run = AllocateReserved(bytes, Run::Place::kFile);
   if (run.ok()) return run;
   std::erase_if(overflow_, [](const std::weak_ptr<Arena>& arena) { return arena.expired(); });
   const uint64_t overflow_bytes =

@@ -34,9 +34,10 @@ MemoryPlan PlanMemory(const SequenceSpec& spec, uint32_t build_threads);
 
 // The exact rows of a (layer, stretch) lie in one frame, its segments in another. As nearly all
 // runs of an arena have one size, what is freed always fits what is asked for, whatever the order
-// in which layers grow and are clustered: the reservation suffices. What it cannot foresee (rows
-// that a fork keeps, a truncation that dissolves a segment of a full sequence) comes from an
-// overflow arena, within the same limits of the pool.
+// in which layers grow and are clustered: the reservation suffices. Frames of exact rows are
+// private: a decoded token's row is clustered after a while, and its page goes back. What it cannot
+// foresee (rows that a fork keeps, a truncation that dissolves a segment of a full sequence) comes
+// from an overflow arena, within the same limits of the pool.
 //
 // Thread-safe. What it gave out keeps its arena and may outlive this object.
 class SequenceMemory {
@@ -69,9 +70,9 @@ class SequenceMemory {
                  const SequenceSpec& spec, const MemoryPlan& plan, std::string label);
   absl::Status CheckOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // From the arena, or from what overflow arenas have left.
-  absl::StatusOr<std::shared_ptr<Run>> AllocateReserved(uint64_t bytes)
+  absl::StatusOr<std::shared_ptr<Run>> AllocateReserved(uint64_t bytes, Run::Place place)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The same, or from a new overflow arena.
+  // The same in an arena's file, or from a new overflow arena.
   absl::StatusOr<std::shared_ptr<Run>> Allocate(uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<MemoryFrame> KnownFrame(const FrameKey& key)

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <limits>
@@ -68,6 +69,27 @@ void PopulatePages(std::byte* begin, size_t bytes) {
   const uintptr_t end = reinterpret_cast<uintptr_t>(begin) + bytes;
   // A refusal (an old kernel, pages of another size) costs time only.
   (void)::madvise(reinterpret_cast<void*>(first), end - first, kMadvPopulateWrite);
+}
+
+void DiscardPages(std::byte* begin, size_t bytes) {
+  static const auto page_bytes = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = (address + page_bytes - 1) & ~(page_bytes - 1);
+  const uintptr_t end = (address + bytes) & ~(page_bytes - 1);
+  if (first >= end) return;
+  (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+}
+
+absl::StatusOr<Mapping> Mapping::Private(uint64_t bytes) {
+  if (bytes == 0) return absl::InvalidArgumentError("cannot map 0 bytes");
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the kernel refuses ", bytes, " bytes of address space (errno ", errno,
+                     "); where vm.overcommit_memory is 2, raise vm.overcommit_ratio"));
+  }
+  return Mapping(static_cast<std::byte*>(address), bytes, kReadWrite);
 }
 
 absl::StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, Access access) {

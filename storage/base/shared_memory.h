@@ -1,4 +1,4 @@
-// Anonymous shared memory (memfds), its mappings and its seals.
+// Anonymous memory: memfds, which can be shared, with their mappings and seals, and private memory.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,12 @@ absl::StatusOr<uint64_t> FileBytes(int fd);
 // of a fault for each. Whether it has them to give shows when they are touched.
 void PopulatePages(std::byte* begin, size_t bytes);
 
+// Gives the whole pages in [begin, begin + bytes), which lies in private memory, back to the
+// kernel; their contents are lost. Pages that are locked into memory stay.
+void DiscardPages(std::byte* begin, size_t bytes);
+
 // A shared mapping of the first `bytes` of a descriptor. Does not own the descriptor, which may
-// be closed while the mapping lives. Movable.
+// be closed while the mapping lives; or private memory. Movable.
 class Mapping {
  public:
   enum Access { kReadOnly, kReadWrite };
@@ -42,6 +46,11 @@ class Mapping {
   // InvalidArgument when the file has fewer than `bytes` or `bytes` is 0; PermissionDenied when a
   // seal forbids the access.
   static absl::StatusOr<Mapping> Map(int fd, uint64_t bytes, Access access);
+
+  // Zeroed memory of this process alone, `bytes` of address space. Pages are taken from the kernel
+  // when first touched. InvalidArgument for 0 bytes; ResourceExhausted when the kernel, which may
+  // be told to promise no more than it has, refuses.
+  static absl::StatusOr<Mapping> Private(uint64_t bytes);
 
   Mapping() = default;
   ~Mapping();

@@ -1,9 +1,11 @@
 #include "daemon/engine/sequence_memory.h"
 
+#include <cstring>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "tests/engine/engine_fixture.h"
+#include "tests/storage/resident_bytes.h"
 
 namespace wavekv::testing {
 namespace {
@@ -100,6 +102,23 @@ TEST_F(SequenceMemoryTest, PlacesComeBack) {
     EXPECT_EQ(chunk->base, place);
   }
   EXPECT_EQ(pool_->Usage().arena_count, 1u);
+}
+
+// Rows that were clustered leave no pages behind, though their frame is still in use.
+TEST_F(SequenceMemoryTest, PagesOfRowsGoBack) {
+  const auto memory = Create(uint64_t{64} << 20);
+  const size_t bytes = 128 * spec_.shape.token_bytes();
+  const auto keeps_the_frame = memory->AllocateChunk(0, 128);
+  auto chunk = memory->AllocateChunk(0, 0);
+  ASSERT_TRUE(keeps_the_frame.ok() && chunk.ok());
+  std::memset(keeps_the_frame->base, 1, bytes);
+  std::memset(chunk->base, 2, bytes);
+  const std::byte* const place = chunk->base;
+  ASSERT_EQ(ResidentBytes(place, bytes), bytes);
+  chunk->owner = nullptr;
+  EXPECT_EQ(ResidentBytes(place, bytes), 0u);
+  EXPECT_EQ(ResidentBytes(keeps_the_frame->base, bytes), bytes);
+  EXPECT_EQ(keeps_the_frame->base[0], std::byte{1});
 }
 
 TEST_F(SequenceMemoryTest, OverflowStaysWithinThePool) {

@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/shared_memory.h"
+#include "tests/storage/resident_bytes.h"
 
 namespace wavekv {
 namespace {
@@ -269,6 +270,106 @@ TEST(BlockPoolTest, FreedRunsAreReusedBeforeNewPagesAreTouched) {
   }
   ASSERT_EQ(::fstat(arena->fd(), &info), 0);
   EXPECT_LE(static_cast<uint64_t>(info.st_blocks) * 512, 2 * kMiB) << "at most one huge page";
+}
+
+RunPtr MustAllocatePrivate(Arena* arena, uint64_t bytes) {
+  auto run = arena->AllocatePrivate(bytes);
+  EXPECT_TRUE(run.ok()) << run.status();
+  return run.ok() ? *run : nullptr;
+}
+
+TEST(BlockPoolTest, PrivateRunsGiveTheirPagesBack) {
+  auto pool = BlockPool::Create({.bytes_max = 64 * kMiB});
+  auto arena = MustCreate(pool.get(), "uid:1", 32 * kMiB);
+  auto kept = MustAllocatePrivate(arena.get(), kMiB);
+  auto run = MustAllocatePrivate(arena.get(), kMiB);
+  ASSERT_EQ(run->place(), Run::Place::kPrivate);
+  std::byte* const data = run->data();
+  std::memset(kept->data(), 5, kMiB);
+  std::memset(data, 6, kMiB);
+  EXPECT_EQ(ResidentBytes(data, kMiB), kMiB);
+  run->Discard(kMiB / 4, kMiB / 2);
+  EXPECT_EQ(ResidentBytes(data, kMiB), kMiB / 2);
+  EXPECT_EQ(data[kMiB / 4 - 1], std::byte{6});
+  EXPECT_EQ(pool->Usage().allocated_bytes, 2 * kMiB);
+  run.reset();
+  EXPECT_EQ(ResidentBytes(data, kMiB), 0u);
+  EXPECT_EQ(ResidentBytes(kept->data(), kMiB), kMiB);
+  EXPECT_EQ(kept->data()[kMiB - 1], std::byte{5});
+  EXPECT_EQ(pool->Usage().allocated_bytes, kMiB);
+  EXPECT_EQ(pool->Usage().payload_bytes, kMiB);
+  struct stat info;
+  ASSERT_EQ(::fstat(arena->fd(), &info), 0);
+  EXPECT_EQ(info.st_blocks, 0) << "nothing of it is in the file that a peer may be sent";
+}
+
+TEST(BlockPoolTest, WhatIsInAFileStaysWhenDiscarded) {
+  auto pool = BlockPool::Create({.bytes_max = kMiB});
+  auto run = MustAllocate(MustCreate(pool.get(), "uid:1", kMiB).get(), 8192);
+  std::memset(run->data(), 3, 8192);
+  run->Discard(0, 8192);
+  EXPECT_EQ(run->data()[4096], std::byte{3});
+  EXPECT_DEATH(run->Discard(4096, 4097), "its own");
+}
+
+// The pages of file and private memory together are at most the arena's: a file's pages that were
+// used once count as long as it lives, and serve private runs where there are no others.
+TEST(BlockPoolTest, FileAndPrivateMemoryShareOneLimit) {
+  auto pool = BlockPool::Create({.bytes_max = 64 * kMiB});
+  auto arena = MustCreate(pool.get(), "uid:1", 8 * kMiB);
+  std::vector<RunPtr> in_file, in_private;
+  for (int i = 0; i < 5; ++i) in_file.push_back(MustAllocate(arena.get(), kMiB));
+  for (int i = 0; i < 3; ++i) in_private.push_back(MustAllocatePrivate(arena.get(), kMiB));
+  EXPECT_EQ(arena->Allocate(64).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(arena->AllocatePrivate(64).status().code(), absl::StatusCode::kResourceExhausted);
+  in_file[1].reset();  // Its pages stay with the file ...
+  auto in_its_place = MustAllocatePrivate(arena.get(), kMiB);
+  EXPECT_EQ(in_its_place->place(), Run::Place::kFile);
+  EXPECT_EQ(in_its_place->offset(), kMiB);
+  in_private[1].reset();  // ... but these go back, and the file may grow by as much.
+  auto grown = MustAllocate(arena.get(), kMiB);
+  EXPECT_EQ(grown->offset(), 5 * kMiB);
+  EXPECT_EQ(arena->AllocatePrivate(64).status().code(), absl::StatusCode::kResourceExhausted);
+  in_private.clear();
+  in_file.clear();
+  EXPECT_EQ(MustAllocatePrivate(arena.get(), 2 * kMiB)->place(), Run::Place::kPrivate);
+  EXPECT_EQ(arena->AllocatePrivate(0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(arena->AllocatePrivate(UINT64_MAX).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+TEST(BlockPoolTest, PagesNeverPassTheArena) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 rng(seed);
+  constexpr uint64_t kArenaBytes = 2 * kMiB;
+  auto pool = BlockPool::Create({.bytes_max = kArenaBytes});
+  auto arena = MustCreate(pool.get(), "uid:1", kArenaBytes);
+  std::vector<std::pair<RunPtr, uint8_t>> live;
+  for (int step = 0; step < 2000; ++step) {
+    if (live.empty() || rng() % 100 < 60) {
+      const uint64_t bytes = 1 + rng() % 100000;
+      auto run = rng() % 2 == 0 ? arena->Allocate(bytes) : arena->AllocatePrivate(bytes);
+      if (!run.ok()) continue;
+      live.emplace_back(*run, static_cast<uint8_t>(rng()));
+      std::memset((*run)->data(), live.back().second, bytes);
+    } else {
+      std::swap(live[rng() % live.size()], live.back());
+      for (uint64_t i = 0; i < live.back().first->payload_bytes(); ++i) {
+        ASSERT_EQ(live.back().first->data()[i], std::byte{live.back().second});
+      }
+      live.pop_back();
+    }
+    uint64_t private_bytes = 0;
+    for (const auto& [run, byte] : live) {
+      if (run->place() == Run::Place::kPrivate) {
+        private_bytes += ResidentBytes(run->data(), run->bytes());
+      }
+    }
+    struct stat info;
+    ASSERT_EQ(::fstat(arena->fd(), &info), 0);
+    ASSERT_LE(static_cast<uint64_t>(info.st_blocks) * 512 + private_bytes, kArenaBytes);
+  }
 }
 
 TEST(BlockPoolTest, OverheadOfSegmentsStaysUnderFivePercent) {

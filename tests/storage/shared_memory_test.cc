@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
+#include "tests/storage/resident_bytes.h"
 
 namespace wavekv {
 namespace {
@@ -106,6 +107,24 @@ TEST(SharedMemoryTest, MovedFromMappingIsEmpty) {
   EXPECT_EQ(first.bytes(), 0u);
   first = std::move(second);
   EXPECT_EQ(first.data(), address);
+}
+
+TEST(SharedMemoryTest, PrivatePagesGoBack) {
+  EXPECT_EQ(Mapping::Private(0).status().code(), absl::StatusCode::kInvalidArgument);
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  auto memory = Mapping::Private(8 * page);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(memory->bytes(), 8 * page);
+  EXPECT_EQ(ResidentBytes(memory->data(), 8 * page), 0u) << "sparse at first";
+  std::memset(memory->data(), 7, 8 * page);
+  // Of what is discarded only whole pages go: two of the three that it touches.
+  DiscardPages(memory->data() + page + 1, 3 * page - 1);
+  EXPECT_EQ(ResidentBytes(memory->data(), 8 * page), 6 * page);
+  EXPECT_EQ(memory->data()[2 * page - 1], std::byte{7});
+  EXPECT_EQ(memory->data()[4 * page], std::byte{7});
+  DiscardPages(memory->data() + 5 * page + 1, page);  // Holds no whole page.
+  EXPECT_EQ(ResidentBytes(memory->data(), 8 * page), 6 * page);
+  EXPECT_EQ(memory->data()[2 * page], std::byte{0});
 }
 
 }  // namespace
