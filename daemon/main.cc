@@ -29,13 +29,14 @@
 
 ABSL_FLAG(std::string, listen, wavekv::DefaultAddressOf("wavekvd"),
           "UNIX socket to serve, unix:/path; empty: none. A lock file <path>.lock lies beside it");
-ABSL_FLAG(std::string, socket_mode, "600", "File mode of that socket, octal");
+ABSL_FLAG(std::string, socket_mode, "600", "File mode of the socket of --listen, octal");
 ABSL_FLAG(std::string, tenant_map, "", "Tenants of uids, uid=name,uid=name; others are uid:<uid>");
 ABSL_FLAG(uint32_t, uids_max, 64, "Most different uids that may connect");
 ABSL_FLAG(std::string, listen_tcp, "", "TCP address to serve, host:port; needs --token_file");
 ABSL_FLAG(bool, allow_remote, false, "Let TCP addresses be such that other hosts can reach them");
 ABSL_FLAG(std::string, token_file, "", "Tokens of TCP callers, lines: token tenant [admin]");
-ABSL_FLAG(std::string, metrics_address, "", "Serve Prometheus /metrics at host:port; empty: no");
+ABSL_FLAG(std::string, metrics_address, "",
+          "Serve Prometheus metrics at http://host:port/metrics; empty: no");
 ABSL_FLAG(wavekv::ByteSize, pool_bytes, wavekv::ByteSize{},
           "Hard limit of memory for all sequences, as 8GiB; 0: half of what is available");
 ABSL_FLAG(wavekv::ByteSize, tenant_bytes_max, wavekv::ByteSize{},
@@ -50,7 +51,7 @@ ABSL_FLAG(wavekv::ByteSize, message_bytes_max, wavekv::ByteSize{64ull << 20},
 ABSL_FLAG(uint32_t, data_channels_max, 64,
           "Most clients served over shared memory, a thread each; 0: none");
 ABSL_FLAG(wavekv::ByteSize, data_arena_bytes, wavekv::ByteSize{16ull << 20},
-          "Memory for the calls of one of them, taken as it is touched");
+          "Memory for the calls of one client over shared memory, taken as it is touched");
 ABSL_FLAG(uint32_t, build_threads, 0, "Threads that cluster segments; 0: from the CPUs it may use");
 ABSL_FLAG(uint32_t, compute_threads, 0, "Threads that attend; 0: from the CPUs it may use");
 ABSL_FLAG(uint32_t, worker_threads, 0, "Calls that work at once; 0: from the CPUs it may use");
@@ -68,6 +69,7 @@ namespace wavekv {
 namespace {
 
 constexpr uint32_t kWorkerThreadsMin = 4;
+constexpr uint64_t kPoolBytesMin = 1 << 20;
 // A call that ignores its cancellation may hold up the end no longer than this.
 constexpr uint64_t kHardStopSeconds = 10;
 
@@ -92,8 +94,14 @@ absl::StatusOr<BlockPoolOptions> PoolOptionsFromFlags() {
   const MemoryReport memory = ReadMemoryReport();
   BlockPoolOptions options;
   options.bytes_max = absl::GetFlag(FLAGS_pool_bytes).bytes;
-  if (options.bytes_max == 0)
-    options.bytes_max = std::max<uint64_t>(LargestPoolBytes(memory) / 2, 1);
+  if (options.bytes_max == 0) {
+    options.bytes_max = std::max(LargestPoolBytes(memory) / 2, kPoolBytesMin);
+  }
+  if (options.bytes_max < kPoolBytesMin) {
+    return absl::InvalidArgumentError(absl::StrCat("--pool_bytes=", options.bytes_max,
+                                                   " holds no sequence, expected at least ",
+                                                   kPoolBytesMin));
+  }
   WAVEKV_RETURN_IF_ERROR(CheckPoolFits(memory, options.bytes_max));
   options.tenant_bytes_max = absl::GetFlag(FLAGS_tenant_bytes_max).bytes;
   if (options.tenant_bytes_max == 0) options.tenant_bytes_max = options.bytes_max;
@@ -144,12 +152,13 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags(const EngineOptions& engine
 
 // The stager of --wave_buffer; null without one.
 absl::StatusOr<std::unique_ptr<Stager>> StagerFromFlags() {
-  const std::string address = absl::GetFlag(FLAGS_wave_buffer);
-  if (address.empty()) return std::unique_ptr<Stager>();
   HostStagerOptions options;
   options.tenant_buffer_bytes = absl::GetFlag(FLAGS_wave_buffer_bytes).bytes;
   options.cache_ratio = absl::GetFlag(FLAGS_wave_buffer_cache_ratio);
   options.staging_tokens = absl::GetFlag(FLAGS_wave_buffer_staging_tokens);
+  WAVEKV_RETURN_IF_ERROR(ValidateHostStagerOptions(options));
+  const std::string address = absl::GetFlag(FLAGS_wave_buffer);
+  if (address.empty()) return std::unique_ptr<Stager>();
   return ConnectWaveBuffer(address, options);
 }
 

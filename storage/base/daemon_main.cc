@@ -1,14 +1,14 @@
 #include "storage/base/daemon_main.h"
 
+#include <cstdio>
 #include <fstream>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/flags/commandlineflag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/reflection.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -24,11 +24,6 @@ namespace {
 constexpr int kFlagFileDepthMax = 8;
 
 absl::Status SetAll(const std::vector<std::string>& arguments, int depth);
-
-// absl's own flags for help, which are not in its registry.
-bool AsksForHelp(absl::string_view argument) {
-  return absl::StartsWith(argument, "--help") || argument == "--version";
-}
 
 // The flag of that name; null for absl's own, which would bring in what is checked nowhere.
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
@@ -111,19 +106,27 @@ absl::Status SetAll(const std::vector<std::string>& arguments, int depth) {
   return absl::OkStatus();
 }
 
-// Lets absl print what `argument` asks for, and end the process.
-void AnswerHelp(const DaemonProgram& program, char* name, char* argument) {
-  absl::FlagsUsageConfig usage;
-  usage.version_string = [&program] {
-    return absl::StrCat(program.name, " ", WAVEKV_VERSION, "\n");
-  };
-  usage.contains_help_flags = [&program](absl::string_view file) {
-    return absl::EndsWith(program.file, file);
-  };
-  absl::SetFlagsUsageConfig(usage);
-  absl::SetProgramUsageMessage(program.usage);
-  char* arguments[] = {name, argument};
-  absl::ParseCommandLine(2, arguments);
+// The flags of the program's main, with what they are now. absl's own --help calls itself an error.
+std::string HelpText(const DaemonProgram& program) {
+  std::map<std::string, const absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (flag->Filename() == program.file) flags.emplace(name, flag);
+  }
+  std::string text = absl::StrCat(program.name, ": ", program.usage, "\n\n");
+  for (const auto& [name, flag] : flags) {
+    absl::StrAppend(&text, "  --", name, "=", flag->DefaultValue(), "\n      ", flag->Help(), "\n");
+  }
+  return text;
+}
+
+// Answers --help and --version; nullopt when the command line has neither.
+std::optional<std::string> AnswerOf(int argc, char** argv, const DaemonProgram& program) {
+  for (int i = 1; i < argc; ++i) {
+    const absl::string_view argument = argv[i];
+    if (argument == "--help" || argument == "-h") return HelpText(program);
+    if (argument == "--version") return absl::StrCat(program.name, " ", WAVEKV_VERSION, "\n");
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -148,8 +151,8 @@ int RunDaemon(int argc, char** argv, const DaemonProgram& program) {
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
 
-  for (int i = 1; i < argc; ++i) {
-    if (AsksForHelp(argv[i])) AnswerHelp(program, argv[0], argv[i]);
+  if (const std::optional<std::string> answer = AnswerOf(argc, argv, program)) {
+    return std::fputs(answer->c_str(), stdout) >= 0 && std::fflush(stdout) == 0 ? 0 : 1;
   }
   absl::Status status = SetFlags(argc, argv);
   if (status.ok()) status = program.serve(signals);

@@ -21,7 +21,7 @@ struct DaemonProgram {
 
 // Reads the flags and serves, with SIGTERM and SIGINT blocked in every thread and SIGPIPE ignored.
 // Returns the exit code: 0, 2 after InvalidArgument, 1 after any other error; the last log line is
-// event=stopped or event=failed. --help and --version print and end the process.
+// event=stopped or event=failed. --help and --version are answered on stdout with 0.
 int RunDaemon(int argc, char** argv, const DaemonProgram& program);
 
 // Waits for one of `signals`, which every thread has blocked, and returns it.

@@ -140,6 +140,9 @@ TEST_F(WavekvdTest, RefusesWhatItDoesNotUnderstand) {
            {{"--no_such_flag=1"}, 2, "no_such_flag"},
            {{"positional"}, 2, "positional"},
            {{"--pool_bytes=abc"}, 2, "--pool_bytes=abc"},
+           {{"--pool_bytes=1"}, 2, "--pool_bytes=1"},
+           {{"--wave_buffer_cache_ratio=nan"}, 2, "--wave_buffer_cache_ratio"},
+           {{"--wave_buffer_staging_tokens=0"}, 2, "--wave_buffer_staging_tokens"},
            {{"--flagfile=/no/such/flags"}, 2, "/no/such/flags"},
            {{"--metrics_address=0.0.0.0:0"}, 2, "--allow_remote"},
            {{"--pool_bytes=4096TiB"}, 1, "pool"},
@@ -184,7 +187,7 @@ TEST_F(WavekvdTest, TellsItsVersionAndItsFlags) {
   EXPECT_EQ(version.Wait(), 0);
   EXPECT_EQ(version.log(), std::string("wavekvd ") + WAVEKV_VERSION + "\n");
   DaemonProcess help({"--help"});
-  help.Wait();
+  EXPECT_EQ(help.Wait(), 0);
   for (const char* flag : {"--pool_bytes", "--listen", "--wave_buffer"}) {
     EXPECT_THAT(help.log(), HasSubstr(flag));
   }
