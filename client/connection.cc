@@ -254,6 +254,7 @@ std::optional<absl::Status> Connection::RunLocal(CallOptions* call, Exchange exc
       DropChannel(channel, "the daemon closed it");
       break;
     case shm::CallState::kTooLarge:
+    case shm::CallState::kFull:
       break;
     case shm::CallState::kCancelled:
       if (closed()) return Closed(call->name);

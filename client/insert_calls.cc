@@ -40,10 +40,11 @@ std::span<const uint32_t> LayersOf(const InsertCall& call, const InsertPiece& pi
   return call.layers.subspan(piece.first_layer, piece.layer_count);
 }
 
-// Puts one piece into a call's place and hands it over.
-shm::CallState SubmitPiece(shm::ClientChannel& channel, const InsertCall& call,
-                           const ModelShape& shape, const InsertPiece& piece,
-                           shm::TimePoint deadline, shm::ClientChannel::Call* under_way) {
+// Puts one piece into a call's place.
+shm::CallState PlacePiece(shm::ClientChannel& channel, const InsertCall& call,
+                          const ModelShape& shape, const InsertPiece& piece,
+                          shm::TimePoint deadline, shm::Room room,
+                          shm::ClientChannel::Call* placed) {
   const auto key_shape = PieceShape(*call.keys, piece, shape.kv_head_count, shape.key_dim);
   const auto value_shape = PieceShape(*call.values, piece, shape.kv_head_count, shape.value_dim);
   shm::InsertRequest request{.sequence_id = call.sequence_id,
@@ -54,13 +55,13 @@ shm::CallState SubmitPiece(shm::ClientChannel& channel, const InsertCall& call,
                              .values = DescribeRef(*call.values, value_shape)};
   const shm::InsertPlaces places = shm::PlaceInsert(request);
   const shm::CallState begun =
-      channel.Begin(places.bytes, shm::InsertReplyBytes(), deadline, under_way);
+      channel.Begin(places.bytes, shm::InsertReplyBytes(), deadline, placed, room);
   if (begun != shm::CallState::kAnswered) return begun;
-  const std::span<std::byte> target = under_way->request();
+  const std::span<std::byte> target = placed->request();
   shm::EncodeInsert(request, target);
   GatherPiece(*call.keys, call.extent, piece, target.data() + places.keys_offset);
   GatherPiece(*call.values, call.extent, piece, target.data() + places.values_offset);
-  return channel.Submit(shm::kInsert, deadline, under_way);
+  return begun;
 }
 
 // Waits for the oldest piece. The verdict is its answer, checked.
@@ -77,7 +78,8 @@ shm::CallState WaitForPiece(shm::ClientChannel& channel, shm::TimePoint deadline
   return state;
 }
 
-// Every piece in order, a few under way at a time, until one fails.
+// Every piece in order, a few under way at a time, until one fails. Room is waited for with nothing
+// under way: the inserts of several threads would otherwise wait for each other's pieces.
 shm::CallState ExchangeInsert(shm::ClientChannel& channel, const InsertCall& call,
                               const ModelShape& shape, std::span<const InsertPiece> pieces,
                               shm::TimePoint deadline, uint64_t* generation,
@@ -89,10 +91,25 @@ shm::CallState ExchangeInsert(shm::ClientChannel& channel, const InsertCall& cal
     under_way.pop_front();
     return state == shm::CallState::kAnswered && verdict->ok();
   };
+  // `step` takes a Room; false when the insert has ended.
+  const auto with_room = [&](const auto& step) {
+    for (;;) {
+      state = step(under_way.empty() ? shm::Room::kWait : shm::Room::kNow);
+      if (state != shm::CallState::kFull) return state == shm::CallState::kAnswered;
+      if (!wait_for_oldest()) return false;
+    }
+  };
   for (const InsertPiece& piece : pieces) {
     if (under_way.size() == kPiecesUnderWay && !wait_for_oldest()) return state;
-    state = SubmitPiece(channel, call, shape, piece, deadline, &under_way.emplace_back());
-    if (state != shm::CallState::kAnswered) return state;
+    shm::ClientChannel::Call next;
+    const bool submitted = with_room([&](shm::Room room) {
+                             return PlacePiece(channel, call, shape, piece, deadline, room, &next);
+                           }) &&
+                           with_room([&](shm::Room room) {
+                             return channel.Submit(shm::kInsert, deadline, &next, room);
+                           });
+    if (!submitted) return state;
+    under_way.push_back(std::move(next));
   }
   while (!under_way.empty()) {
     if (!wait_for_oldest()) return state;

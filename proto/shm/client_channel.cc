@@ -64,7 +64,7 @@ CompletionEntry& ClientChannel::CompletionOf(uint32_t number) const {
 }
 
 CallState ClientChannel::Begin(uint64_t request_bytes, uint64_t reply_bytes, TimePoint deadline,
-                               Call* call) {
+                               Call* call, Room room) {
   if (request_bytes > kRequestBytesMax || reply_bytes > kRequestBytesMax)
     return CallState::kTooLarge;
   const uint64_t reply_at = ArenaRounded(request_bytes);
@@ -75,7 +75,7 @@ CallState ClientChannel::Begin(uint64_t request_bytes, uint64_t reply_bytes, Tim
   MutexLock lock(&mutex_);
   std::optional<uint64_t> offset = arena_.Allocate(bytes);
   while (!offset.has_value()) {
-    const CallState waited = WaitForRoomLocked(deadline, call->cancel_epoch_);
+    const CallState waited = WaitForRoomLocked(deadline, call->cancel_epoch_, room);
     if (waited != CallState::kAnswered) return waited;
     offset = arena_.Allocate(bytes);
   }
@@ -89,12 +89,12 @@ CallState ClientChannel::Begin(uint64_t request_bytes, uint64_t reply_bytes, Tim
   return CallState::kAnswered;
 }
 
-CallState ClientChannel::Submit(uint64_t verb, TimePoint deadline, Call* call) {
+CallState ClientChannel::Submit(uint64_t verb, TimePoint deadline, Call* call, Room room) {
   {
     MutexLock lock(&mutex_);
     ReapLocked();
     while (entries_[tail_ % geometry_.ring_entries].busy) {
-      const CallState waited = WaitForRoomLocked(deadline, call->cancel_epoch_);
+      const CallState waited = WaitForRoomLocked(deadline, call->cancel_epoch_, room);
       if (waited != CallState::kAnswered) return waited;
     }
     entries_[tail_ % geometry_.ring_entries] = {
@@ -209,13 +209,14 @@ void ClientChannel::ReapLocked() {
   }
 }
 
-CallState ClientChannel::WaitForRoomLocked(TimePoint deadline, uint32_t cancel_epoch) {
+CallState ClientChannel::WaitForRoomLocked(TimePoint deadline, uint32_t cancel_epoch, Room room) {
   const uint64_t free_before = arena_.free_bytes();
   ReapLocked();
   if (arena_.free_bytes() != free_before) return CallState::kAnswered;
   if (cancel_epoch_.load(std::memory_order_relaxed) != cancel_epoch) return CallState::kCancelled;
   const auto left = deadline - steady_clock::now();
   if (left <= left.zero()) return CallState::kTimedOut;
+  if (room == Room::kNow) return CallState::kFull;
   ++room_waiters_;
   room_.WaitFor(&mutex_, std::min<std::chrono::nanoseconds>(left, kLookInterval));
   --room_waiters_;

@@ -32,7 +32,12 @@ enum class CallState {
   kGone,       // The daemon closed the channel, died, or broke it.
   kCancelled,  // By CancelCalls.
   kTooLarge,   // More than the whole arena.
+  kFull,       // No room for the call at present, and it was not to wait.
 };
+
+// What a call does that finds no room. A thread that holds calls which it submitted and has not
+// waited for must not wait: if several do, each waits for what the others hold.
+enum class Room { kWait, kNow };
 
 // Thread-safe: calls of several threads share the rings. The daemon answers in order of submission.
 class ClientChannel {
@@ -51,11 +56,12 @@ class ClientChannel {
   ClientChannel& operator=(const ClientChannel&) = delete;
 
   // A place for a request of `request_bytes` and a reply of at most `reply_bytes`. Waits for room
-  // until `deadline`. kAnswered here means: there it is.
-  CallState Begin(uint64_t request_bytes, uint64_t reply_bytes, TimePoint deadline, Call* call);
-  // Hands the request, which is in place, to the daemon. Waits for room in the ring. Calls that one
-  // thread has submitted and not waited for are at most ring_entries.
-  CallState Submit(uint64_t verb, TimePoint deadline, Call* call);
+  // in the arena until `deadline`, if `room` says so. kAnswered here means: there it is.
+  CallState Begin(uint64_t request_bytes, uint64_t reply_bytes, TimePoint deadline, Call* call,
+                  Room room = Room::kWait);
+  // Hands the request, which is in place, to the daemon. Waits for room in the ring likewise; after
+  // kFull the place stays and can be submitted later.
+  CallState Submit(uint64_t verb, TimePoint deadline, Call* call, Room room = Room::kWait);
   // Waits for the answer of a submitted call. After anything but kAnswered the call is lost.
   CallState Wait(TimePoint deadline, Call* call);
 
@@ -85,7 +91,7 @@ class ClientChannel {
   // Takes back the places of abandoned calls that were answered meanwhile.
   void ReapLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits a moment for room; anything but kAnswered ends the wait.
-  CallState WaitForRoomLocked(TimePoint deadline, uint32_t cancel_epoch)
+  CallState WaitForRoomLocked(TimePoint deadline, uint32_t cancel_epoch, Room room)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyRoomLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CallState Sleep(TimePoint deadline, const Call& call);

@@ -1,5 +1,6 @@
 #include "storage/base/daemon_main.h"
 
+#include <array>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -25,9 +26,13 @@ constexpr int kFlagFileDepthMax = 8;
 
 absl::Status SetAll(const std::vector<std::string>& arguments, int depth);
 
+// Not in the registry: absl has one of that name where its parser is linked, and it is not ours.
+constexpr absl::string_view kFlagFile = "flagfile";
+
 // The flag of that name; null for absl's own, which would bring in what is checked nowhere.
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
-  for (const absl::string_view foreign : {"fromenv", "tryfromenv", "undefok"}) {
+  for (const absl::string_view foreign :
+       std::array<absl::string_view, 4>{kFlagFile, "fromenv", "tryfromenv", "undefok"}) {
     if (name == foreign) return nullptr;
   }
   return absl::FindCommandLineFlag(name);
@@ -62,7 +67,7 @@ absl::Status UnknownFlag(absl::string_view argument) {
 }
 
 absl::Status SetFlag(absl::string_view name, absl::string_view value, int depth) {
-  if (name == "flagfile") {
+  if (name == kFlagFile) {
     for (const std::string& path : std::vector<std::string>(absl::StrSplit(value, ','))) {
       WAVEKV_RETURN_IF_ERROR(SetFlagFile(path, depth));
     }
@@ -91,9 +96,9 @@ absl::Status SetAll(const std::vector<std::string>& arguments, int depth) {
       flag = FindFlag(name);
       if (flag == nullptr || !flag->IsOfType<bool>()) return UnknownFlag(arguments[i]);
       value = "false";
-    } else if (flag == nullptr) {
+    } else if (flag == nullptr && name != kFlagFile) {
       return UnknownFlag(arguments[i]);
-    } else if (!has_value && flag->IsOfType<bool>()) {
+    } else if (!has_value && flag != nullptr && flag->IsOfType<bool>()) {
       value = "true";
     } else if (!has_value) {
       if (++i == arguments.size()) {

@@ -222,5 +222,26 @@ TEST_F(DataPathTest, ASmallArenaIsEnough) {
   EXPECT_OK(sequence->Attend(0, QueryTensor(Shape(), queries)).status());
 }
 
+// Every insert keeps pieces under way, and together they would fill the arena several times over:
+// none waits for room that another one's answered pieces take.
+TEST_F(DataPathTest, ManyThreadsInsertThroughASmallArena) {
+  Start({.wave_buffer = false, .wavekvd_flags = {"--data_arena_bytes=1MiB"}});
+  ASSERT_TRUE(session().info().shared_memory);
+  constexpr int kThreads = 12;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      HostCache cache = HostCache::Random(Shape(), kTokens, 100 + static_cast<uint64_t>(i));
+      for (int round = 0; round < 3; ++round) {
+        const auto sequence = Filled(session(), &cache);
+        const std::vector<float> queries = RandomQueries(Shape(), 6);
+        const auto answer = sequence->Attend(0, QueryTensor(Shape(), queries));
+        EXPECT_TRUE(answer.ok()) << answer.status();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 }  // namespace
 }  // namespace wavekv::integration

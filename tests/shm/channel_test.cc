@@ -180,6 +180,7 @@ TEST_F(ChannelTest, AFullRingWaitsUntilTheDeadline) {
   ASSERT_EQ(client_->Submit(kEcho, In(kLong), &calls[0]), CallState::kAnswered);
   ASSERT_EQ(client_->Submit(kEcho, In(kLong), &calls[1]), CallState::kAnswered);
   EXPECT_EQ(client_->Submit(kEcho, In(milliseconds(30)), &calls[2]), CallState::kTimedOut);
+  EXPECT_EQ(client_->Submit(kEcho, In(kLong), &calls[2], Room::kNow), CallState::kFull);
   // With room it goes on.
   ServeEcho();
   ASSERT_EQ(client_->Wait(In(kLong), &calls[0]), CallState::kAnswered);
@@ -195,6 +196,7 @@ TEST_F(ChannelTest, AFullArenaWaitsUntilThereIsRoom) {
   ClientChannel::Call second;
   ASSERT_EQ(client_->Begin(half + 64, 64, In(kLong), &first), CallState::kAnswered);
   EXPECT_EQ(client_->Begin(half + 64, 64, In(milliseconds(30)), &second), CallState::kTimedOut);
+  EXPECT_EQ(client_->Begin(half + 64, 64, In(kLong), &second, Room::kNow), CallState::kFull);
   std::thread waiting(
       [&] { EXPECT_EQ(client_->Begin(half + 64, 64, In(kLong), &second), CallState::kAnswered); });
   first = ClientChannel::Call();
