@@ -61,19 +61,21 @@ void ConvertFromFloat(DType dtype, const float* source, size_t count, void* targ
 namespace {
 
 // Blocks without a way out in their middle become vector instructions: this reads every byte that
-// is inserted.
+// is inserted. The exponent's lowest bit added to an exponent of all ones carries into the sign.
 template <class Bits>
 size_t FirstWithExponent(Bits exponent, const std::byte* bytes, size_t count) {
   constexpr size_t kBlock = 256 / sizeof(Bits);
+  constexpr Bits kSign = static_cast<Bits>(Bits{1} << (sizeof(Bits) * 8 - 1));
+  const Bits lowest = exponent & static_cast<Bits>(-exponent);
   size_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
-    Bits block[kBlock];
-    std::memcpy(block, bytes + i * sizeof(Bits), sizeof block);
-    Bits found = 0;
-    for (size_t j = 0; j < kBlock; ++j) {
-      found |= (block[j] & exponent) == exponent ? Bits{1} : Bits{0};
+    Bits carried = 0;
+    for (size_t j = i; j < i + kBlock; ++j) {
+      Bits bits;
+      std::memcpy(&bits, bytes + j * sizeof(Bits), sizeof bits);
+      carried |= static_cast<Bits>((bits & exponent) + lowest);
     }
-    if (found != 0) break;
+    if ((carried & kSign) != 0) break;
   }
   for (; i < count; ++i) {
     Bits bits;
