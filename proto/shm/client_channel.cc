@@ -128,14 +128,12 @@ void ClientChannel::WriteSubmission(uint64_t verb, TimePoint deadline, const Cal
 CallState ClientChannel::Wait(TimePoint deadline, Call* call) {
   WAVEKV_CHECK(call->under_way_, "waiting for a call that was not submitted");
   CompletionEntry& entry = CompletionOf(call->number_);
-  const TimePoint begin = steady_clock::now();
   const bool spun =
       spin_.Spin([&] { return AtomicWord(entry.state).load(std::memory_order_acquire) == kDone; });
   if (!spun) {
     const CallState slept = Sleep(deadline, *call);
     if (slept != CallState::kAnswered) return slept;
   }
-  spin_.Learn(steady_clock::now() - begin);
   const uint32_t code = AtomicWord(entry.code).load(std::memory_order_relaxed);
   call->reply_bytes_ = std::atomic_ref<uint64_t>(entry.reply_bytes).load(std::memory_order_relaxed);
   call->reply_bytes_needed_ =

@@ -52,7 +52,6 @@ bool ServerChannel::WaitForTail() {
   const auto tail = AtomicWord(header().tail);
   const auto ready = [&] { return tail.load(std::memory_order_acquire) != next_ || stopped(); };
   if (ready()) return !stopped();
-  const TimePoint begin = std::chrono::steady_clock::now();
   if (!spin_.Spin(ready)) {
     const auto sleeps = AtomicWord(header().daemon_sleeps);
     while (!ready()) {
@@ -65,7 +64,6 @@ bool ServerChannel::WaitForTail() {
     }
     sleeps.store(0, std::memory_order_relaxed);
   }
-  spin_.Learn(std::chrono::steady_clock::now() - begin);
   return !stopped();
 }
 

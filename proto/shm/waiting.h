@@ -1,6 +1,7 @@
 // Waiting for a word of shared memory: a bounded spin where that pays, then a futex.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -38,11 +39,18 @@ class SpinSlots {
   std::atomic<int> slots_;
 };
 
-// Learns how long the waits of one place last, and spins where they are short. Thread-safe: threads
-// that share it only blur what it learns.
+// Spins where that finds what is waited for. A spin that did not, because the answer takes longer
+// or whoever is to give it waits for this very CPU, was time lost: the next is tried after twice as
+// many waits as the one before, up to kWaitsSkippedMax. One that did makes good for all.
+//
+// (How long waits last does not tell: who sleeps sees how long it takes to wake up, so that two
+// sides which once were held up would sleep for ever over answers of a few microseconds.)
+//
+// Thread-safe: threads that share it only blur what it learns.
 class AdaptiveSpin {
  public:
   static constexpr std::chrono::nanoseconds kSpinMax = std::chrono::microseconds(50);
+  static constexpr uint32_t kWaitsSkippedMax = 63;
 
   // `slots` must outlive it.
   explicit AdaptiveSpin(SpinSlots* slots) : slots_(slots) {}
@@ -51,9 +59,7 @@ class AdaptiveSpin {
   template <class Ready>
   bool Spin(Ready ready) {
     if (ready()) return true;
-    if (usual_ns_.load(std::memory_order_relaxed) > kSpinMax.count() || !slots_->TryTake()) {
-      return false;
-    }
+    if (IsSkipped() || !slots_->TryTake()) return false;
     const TimePoint until = std::chrono::steady_clock::now() + kSpinMax;
     bool done = false;
     do {
@@ -63,20 +69,26 @@ class AdaptiveSpin {
       }
     } while (!done && std::chrono::steady_clock::now() < until);
     slots_->Return();
+    Learn(done);
     return done;
-  }
-
-  // A wait has lasted so long, asleep or awake.
-  void Learn(std::chrono::nanoseconds wait) {
-    const int64_t usual = usual_ns_.load(std::memory_order_relaxed);
-    const int64_t seen = wait.count() < kLearnMax ? wait.count() : kLearnMax;
-    usual_ns_.store(usual + (seen - usual) / 4, std::memory_order_relaxed);
   }
 
  private:
   static constexpr int kLooksPerTime = 32;  // Reading the clock takes as long as a few looks.
-  // Above kSpinMax, but so that a few short waits after a long pause make it spin again.
-  static constexpr int64_t kLearnMax = 4 * kSpinMax.count();
+
+  bool IsSkipped() {
+    const uint32_t left = skipped_left_.load(std::memory_order_relaxed);
+    if (left > 0) skipped_left_.store(left - 1, std::memory_order_relaxed);
+    return left > 0;
+  }
+
+  void Learn(bool found) {
+    if (found) return next_skipped_.store(0, std::memory_order_relaxed);
+    // After the first in vain none is skipped yet, then 1, 3, 7 ... of them.
+    const uint32_t skipped = next_skipped_.load(std::memory_order_relaxed);
+    skipped_left_.store(skipped, std::memory_order_relaxed);
+    next_skipped_.store(std::min(2 * skipped + 1, kWaitsSkippedMax), std::memory_order_relaxed);
+  }
 
   static void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -87,7 +99,8 @@ class AdaptiveSpin {
   }
 
   SpinSlots* const slots_;
-  std::atomic<int64_t> usual_ns_{0};
+  std::atomic<uint32_t> skipped_left_{0};  // Waits not to spin at.
+  std::atomic<uint32_t> next_skipped_{0};  // How many, after the next spin in vain.
 };
 
 }  // namespace wavekv::shm

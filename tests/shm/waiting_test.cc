@@ -1,15 +1,16 @@
 #include "proto/shm/waiting.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <vector>
 
 namespace wavekv::shm {
 namespace {
 
-using std::chrono::microseconds;
-using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using ::testing::ElementsAre;
 
 TEST(SpinSlotsTest, OneCpuIsLeftToTheOthers) {
   SpinSlots one(1);
@@ -31,22 +32,40 @@ TEST(AdaptiveSpinTest, SpinsWhereWaitsAreShort) {
   EXPECT_TRUE(slots.TryTake()) << "the slot was not given back";
 }
 
-TEST(AdaptiveSpinTest, DoesNotSpinWhereWaitsAreLongUntilTheyAreShortAgain) {
-  SpinSlots slots(2);
-  AdaptiveSpin spin(&slots);
-  const auto looks_of_a_spin = [&spin] {
+// Which of `waits` waits for something that never comes are spun at, counted from 0.
+std::vector<uint32_t> VainSpins(uint32_t waits, AdaptiveSpin* spin) {
+  std::vector<uint32_t> spun;
+  for (uint32_t i = 0; i < waits; ++i) {
     int looks = 0;
-    EXPECT_FALSE(spin.Spin([&looks] {
+    EXPECT_FALSE(spin->Spin([&looks] {
       ++looks;
       return false;
     }));
-    return looks;
+    if (looks > 1) spun.push_back(i);
+  }
+  return spun;
+}
+
+TEST(AdaptiveSpinTest, SpinsInVainMoreAndMoreSeldom) {
+  SpinSlots slots(2);
+  AdaptiveSpin spin(&slots);
+  EXPECT_THAT(VainSpins(250, &spin), ElementsAre(0, 1, 3, 7, 15, 31, 63, 127, 191));
+}
+
+// One that finds its answer: as if there had been no others.
+TEST(AdaptiveSpinTest, SpinsAgainOnceItHasPaid) {
+  SpinSlots slots(2);
+  AdaptiveSpin spin(&slots);
+  VainSpins(250, &spin);
+  const auto finds = [&spin] {
+    int looks = 0;
+    return spin.Spin([&looks] { return ++looks > 3; });
   };
-  EXPECT_GT(looks_of_a_spin(), 1);
-  for (int i = 0; i < 3; ++i) spin.Learn(milliseconds(100));
-  EXPECT_EQ(looks_of_a_spin(), 1) << "one look, and no spin";
-  for (int i = 0; i < 8; ++i) spin.Learn(microseconds(5));
-  EXPECT_GT(looks_of_a_spin(), 1) << "a hundred milliseconds ago is long ago";
+  uint32_t waits = 1;
+  while (!finds()) ++waits;
+  EXPECT_LE(waits, AdaptiveSpin::kWaitsSkippedMax + 1);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(finds());
+  EXPECT_THAT(VainSpins(10, &spin), ElementsAre(0, 1, 3, 7));
 }
 
 TEST(AdaptiveSpinTest, DoesNotSpinWithoutASlot) {
