@@ -9,6 +9,7 @@
 #include "client/wire.h"
 #include "proto/shm/replies.h"
 #include "storage/base/status_macros.h"
+#include "storage/base/stream_copy.h"
 
 namespace wavekv::client {
 namespace {
@@ -40,6 +41,7 @@ shm::CallState ExchangeOne(shm::ClientChannel& channel, const LocalCall& local,
       reply_bytes = call.reply_bytes_needed();
       continue;
     }
+    PrefetchStreamed(call.reply().data(), call.reply().size());
     *verdict = call.status();
     if (verdict->ok()) *verdict = local.read(call.reply());
     return state;

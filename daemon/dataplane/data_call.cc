@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/dataplane/data_requests.h"
 #include "storage/base/status_macros.h"
+#include "storage/base/stream_copy.h"
 
 namespace wavekv {
 namespace {
@@ -18,10 +19,34 @@ constexpr size_t kKeptBytesMax = size_t{4} << 20;
 
 bool IsKnown(uint64_t verb) { return verb >= shm::kInsert && verb <= shm::kAttend; }
 
+// Answers go where the reply has them, without a copy between.
+class ReplySink final : public AnswerSink {
+ public:
+  // Both outlive the sink. `answers` has an element for each step.
+  ReplySink(shm::ReplyWriter* writer, std::vector<AnswerRuns>* answers)
+      : writer_(writer), answers_(answers) {}
+
+  Place PlaceOf(size_t step_idx, uint32_t query_heads, uint32_t value_dim) override {
+    AnswerRuns& runs = (*answers_)[step_idx];
+    runs = ReserveAnswer(query_heads, value_dim, writer_);
+    std::byte* const out = writer_->Place(runs.out);
+    std::byte* const lse = writer_->Place(runs.lse);
+    return out == nullptr || lse == nullptr ? Place() : Place{out, lse};
+  }
+
+ private:
+  shm::ReplyWriter* const writer_;
+  std::vector<AnswerRuns>* const answers_;
+};
+
 }  // namespace
 
 shm::Completion DataCaller::Run(const shm::Submission& submission) {
   const auto begin = steady_clock::now();
+  // An Insert's rows are read by others.
+  if (submission.verb != shm::kInsert) {
+    PrefetchStreamed(submission.request.data(), submission.request.size());
+  }
   shm::ReplyWriter writer(submission.reply);
   absl::Status status;
   if (!IsKnown(submission.verb)) {
@@ -113,13 +138,15 @@ absl::Status DataCaller::Attend(std::span<const std::byte> request, shm::ReplyWr
   WriteAttendHead(items_.size(), writer);
   // An item that cannot be read fails alone.
   for (size_t i = 0; i < items_.size(); ++i) {
-    if (!items_[i].ok()) WriteAttendResult({.status = items_[i].status()}, i, writer);
+    if (!items_[i].ok()) WriteAttendResult({.status = items_[i].status()}, {}, i, writer);
   }
   if (steps_.empty()) return absl::OkStatus();
+  answers_.assign(steps_.size(), AnswerRuns());
+  ReplySink sink(writer, &answers_);
   WAVEKV_ASSIGN_OR_RETURN(const std::vector<AttendOutcome> outcomes,
-                          engine_->Attend(lease_->tenant(), steps_));
+                          engine_->Attend(lease_->tenant(), steps_, &sink));
   for (size_t i = 0; i < outcomes.size(); ++i) {
-    WriteAttendResult(outcomes[i], step_items_[i], writer);
+    WriteAttendResult(outcomes[i], answers_[i], step_items_[i], writer);
   }
   return absl::OkStatus();
 }

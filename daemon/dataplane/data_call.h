@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "daemon/dataplane/data_lease.h"
+#include "daemon/dataplane/data_requests.h"
 #include "daemon/engine/engine.h"
 #include "proto/shm/replies.h"
 #include "proto/shm/requests.h"
@@ -41,6 +42,7 @@ class DataCaller {
   shm::AttendItems items_;
   std::vector<AttendStep> steps_;
   std::vector<size_t> step_items_;
+  std::vector<AnswerRuns> answers_;  // One for each step.
 };
 
 }  // namespace wavekv

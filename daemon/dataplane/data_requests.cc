@@ -1,5 +1,6 @@
 #include "daemon/dataplane/data_requests.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace wavekv {
@@ -158,16 +159,28 @@ void WriteAttendHead(size_t result_count, shm::ReplyWriter* writer) {
   writer->Put(at, reply);
 }
 
-void WriteAttendResult(const AttendOutcome& outcome, size_t result_idx, shm::ReplyWriter* writer) {
+AnswerRuns ReserveAnswer(uint32_t query_heads, uint32_t value_dim, shm::ReplyWriter* writer) {
+  const uint64_t lse_bytes = uint64_t{query_heads} * sizeof(float);
+  const uint64_t out_bytes = lse_bytes * value_dim;
+  const uint64_t lse_at = shm::ArenaRounded(out_bytes);
+  const uint64_t at =
+      writer->Reserve(std::max<uint64_t>(lse_at + lse_bytes, shm::kErrorTextBytesMax));
+  return {.out = {at, out_bytes}, .lse = {at + lse_at, lse_bytes}};
+}
+
+void WriteAttendResult(const AttendOutcome& outcome, const AnswerRuns& answer, size_t result_idx,
+                       shm::ReplyWriter* writer) {
   shm::WireAttendResult result;
   result.code = static_cast<uint64_t>(outcome.status.code());
   if (outcome.status.ok()) {
     result.generation = outcome.generation.value();
     result.version = outcome.version;
     result.token_count = outcome.token_count;
-    result.out = Add(outcome.out, writer);
-    result.lse = Add(outcome.lse, writer);
+    result.out = answer.out;
+    result.lse = answer.lse;
     result.counters = ToWire(outcome.counters);
+  } else if (answer.out.bytes > 0) {
+    result.text = writer->PutText(answer.out.offset, outcome.status.message());
   } else {
     result.text = writer->AddText(outcome.status.message());
   }

@@ -20,8 +20,17 @@ AttendStep ToEngine(const shm::AttendItemRequest& request);
 void WriteInsert(const InsertOutcome& outcome, shm::ReplyWriter* writer);
 void WriteEstimate(const EstimateOutcome& outcome, shm::ReplyWriter* writer);
 void WriteQuery(const QueryOutcome& outcome, shm::ReplyWriter* writer);
-// Of an Attend, at the result_idx-th place after the head.
+// Of an Attend: the head, and room for the results.
 void WriteAttendHead(size_t result_count, shm::ReplyWriter* writer);
-void WriteAttendResult(const AttendOutcome& outcome, size_t result_idx, shm::ReplyWriter* writer);
+// Where one result's answer lies in the reply; without bytes until there is one.
+struct AnswerRuns {
+  shm::WireRun out;
+  shm::WireRun lse;
+};
+// Room for an answer, or for the text of an error in its place.
+AnswerRuns ReserveAnswer(uint32_t query_heads, uint32_t value_dim, shm::ReplyWriter* writer);
+// The result_idx-th result. Its answer is in place already, at `answer`.
+void WriteAttendResult(const AttendOutcome& outcome, const AnswerRuns& answer, size_t result_idx,
+                       shm::ReplyWriter* writer);
 
 }  // namespace wavekv

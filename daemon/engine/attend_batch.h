@@ -22,8 +22,9 @@ struct StepResources {
 
 // Runs the steps, each on its own: one that fails touches no other. KV heads of all steps are
 // spread over the pool; steps that name a (sequence, layer) again run after the earlier ones.
+// `sink` may be null.
 std::vector<AttendOutcome> RunAttendBatch(const StepResources& resources, const TenantId& tenant,
-                                          std::span<const AttendStep> steps);
+                                          std::span<const AttendStep> steps, AnswerSink* sink);
 
 // The call's budget, validated, where it has one; else the layer's.
 absl::StatusOr<ZoneBudget> BudgetOf(const Sequence& sequence, uint32_t layer,

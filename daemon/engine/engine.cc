@@ -202,14 +202,15 @@ absl::StatusOr<EstimateOutcome> Engine::Estimate(const TenantId& tenant, const L
 }
 
 absl::StatusOr<std::vector<AttendOutcome>> Engine::Attend(const TenantId& tenant,
-                                                          std::span<const AttendStep> steps) {
+                                                          std::span<const AttendStep> steps,
+                                                          AnswerSink* sink) {
   if (steps.empty() || steps.size() > impl_->options.batch_max) {
     return absl::InvalidArgumentError(absl::StrCat("attend: the batch has ", steps.size(),
                                                    " items, expected 1 to ",
                                                    impl_->options.batch_max, " (--batch_max)"));
   }
   const StepPriority::Step step(&impl_->steps);
-  std::vector<AttendOutcome> outcomes = RunAttendBatch(impl_->Resources(), tenant, steps);
+  std::vector<AttendOutcome> outcomes = RunAttendBatch(impl_->Resources(), tenant, steps, sink);
   StepCounters counters;
   for (const AttendOutcome& outcome : outcomes) {
     if (outcome.status.ok()) counters += outcome.counters;

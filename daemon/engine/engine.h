@@ -93,10 +93,12 @@ class Engine {
                                      const QueryOptions& options);
   // The estimation zone alone, with bounds of its mass.
   absl::StatusOr<EstimateOutcome> Estimate(const TenantId& tenant, const LayerQuery& query);
-  // One outcome per step, in order; a failed one does not fail the others. InvalidArgument for the
-  // whole call: an empty batch, one over batch_max.
+  // One outcome per step, in order; a failed one does not fail the others. Answers go to `sink`, if
+  // there is one, and into the outcomes else. InvalidArgument for the whole call: an empty batch,
+  // one over batch_max.
   absl::StatusOr<std::vector<AttendOutcome>> Attend(const TenantId& tenant,
-                                                    std::span<const AttendStep> steps);
+                                                    std::span<const AttendStep> steps,
+                                                    AnswerSink* sink = nullptr);
 
   // token_count 0: all. max_tokens 0: the parent's.
   absl::StatusOr<SequenceStatus> ForkSequence(const TenantId& tenant, ClientId owner,

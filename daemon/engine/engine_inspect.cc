@@ -33,14 +33,14 @@ absl::StatusOr<std::vector<float>> GroupQueries(const Sequence& sequence,
                             ReadQueries(shape, query.queries,
                                         group_only ? shape.group_size() : shape.query_head_count));
   }
-  if (vectors == nullptr) {
+  if (vectors.floats == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("sequence ", sequence.id().value(), ", layer ", query.layer,
                      " has seen no query yet; attend first, or give one"));
   }
-  const size_t first = vectors->size() == group_floats ? 0 : kv_head * group_floats;
-  return std::vector<float>(vectors->begin() + static_cast<ptrdiff_t>(first),
-                            vectors->begin() + static_cast<ptrdiff_t>(first + group_floats));
+  const size_t first = vectors.count == group_floats ? 0 : kv_head * group_floats;
+  const std::span<const float> group = vectors.all().subspan(first, group_floats);
+  return std::vector<float>(group.begin(), group.end());
 }
 
 // One layer's part of queries [layers, query_heads, key_dim].
@@ -127,7 +127,7 @@ absl::StatusOr<RecallSample> Engine::SampleRecall(const TenantId& tenant, Sequen
     if (!queries.shape.empty()) {
       WAVEKV_ASSIGN_OR_RETURN(vectors, QueriesOfLayer(shape, queries, i, wanted.size()));
     }
-    if (vectors == nullptr) {
+    if (vectors.floats == nullptr) {
       sample.layers.push_back({.layer = layer});
       continue;
     }

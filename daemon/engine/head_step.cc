@@ -36,7 +36,7 @@ HeadStep::HeadStep(ComputeBackend* backend, const LayerSnapshot& snapshot, uint3
 }
 
 absl::Status HeadStep::AttendSteady() {
-  const std::vector<RowRun> rows = snapshot_->SteadyRuns(kv_head_);
+  const RowRuns rows = snapshot_->SteadyRuns(kv_head_);
   if (rows.empty()) return absl::OkStatus();
   return backend_->AttendRows(rows, query_, &steady_);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,6 +24,14 @@ class HeadStep {
   HeadStep(ComputeBackend* backend, const LayerSnapshot& snapshot, uint32_t kv_head,
            std::span<const float> queries);
 
+  // Memory of parts that are no longer needed, for the steady zone's; it is gone until it is taken
+  // back.
+  void LendMemory(PartialAttention* memory) {
+    memory->out.clear();
+    memory->lse.clear();
+    std::swap(steady_, *memory);
+  }
+  void TakeBackMemory(PartialAttention* memory) { std::swap(steady_, *memory); }
   // Exact attention over the steady zone.
   absl::Status AttendSteady();
   // Ranks the clusters and chooses the zones, weighed against the steady zone: AttendSteady comes

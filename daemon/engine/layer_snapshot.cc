@@ -7,8 +7,8 @@ uint64_t LayerSnapshot::steady_tokens() const {
   return sink_count() + (token_count > clustered_end ? token_count - clustered_end : 0);
 }
 
-std::vector<RowRun> LayerSnapshot::SteadyRuns(uint32_t kv_head) const {
-  std::vector<RowRun> runs;
+RowRuns LayerSnapshot::SteadyRuns(uint32_t kv_head) const {
+  RowRuns runs;
   ForEachSteadyPiece([&](const RowChunk& chunk, const TokenRange& piece) {
     runs.push_back(chunk.Rows(*shape, kv_head, piece));
   });

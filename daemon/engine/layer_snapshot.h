@@ -4,16 +4,26 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "daemon/engine/layer_version.h"
 #include "daemon/engine/row_chunk.h"
 #include "storage/base/ids.h"
 
 namespace wavekv {
 
-// Query heads' vectors of one step: [query_heads, key_dim].
-using QueryVectors = std::shared_ptr<const std::vector<float>>;
+// Query heads' vectors of one step: [query_heads, key_dim]. Immutable, shared.
+struct QueryVectors {
+  std::shared_ptr<const float[]> floats;  // Null: none.
+  size_t count = 0;
+
+  std::span<const float> all() const { return {floats.get(), count}; }
+};
+
+// Runs of a few chunks, as a step over a few hundred tokens has them, need no memory.
+using RowRuns = absl::InlinedVector<RowRun, 8>;
 
 // Keeps alive all memory it names, but for `shape`, which lives with the sequence.
 struct LayerSnapshot {
@@ -23,13 +33,13 @@ struct LayerSnapshot {
   RowChunk sink;                            // Rows [0, min(kSinkTokens, token_count)).
   std::shared_ptr<const ChunkList> chunks;  // From a chunk at or below clustered_end() on.
   std::shared_ptr<const LayerVersion> version;
-  QueryVectors last_queries;  // Null before the first step.
+  QueryVectors last_queries;  // None before the first step.
 
   uint64_t sink_count() const { return std::min(token_count, kSinkTokens); }
   // Exact tokens of one KV head.
   uint64_t steady_tokens() const;
   // Exact rows of one KV head in order of position: sink, then what is not clustered.
-  std::vector<RowRun> SteadyRuns(uint32_t kv_head) const;
+  RowRuns SteadyRuns(uint32_t kv_head) const;
   // The token position of each row of SteadyRuns.
   std::vector<uint64_t> SteadyPositions() const;
   // The owners of SteadyRuns' memory, in the same order.

@@ -13,9 +13,8 @@ LayerStep::LayerStep(ComputeBackend* backend, LayerSnapshot snapshot, QueryVecto
   const size_t group_floats = size_t{shape.group_size()} * shape.key_dim;
   heads_.reserve(shape.kv_head_count);
   for (uint32_t head = 0; head < shape.kv_head_count; ++head) {
-    heads_.emplace_back(
-        backend, snapshot_, head,
-        std::span<const float>(*queries_).subspan(head * group_floats, group_floats));
+    heads_.emplace_back(backend, snapshot_, head,
+                        queries_.all().subspan(head * group_floats, group_floats));
   }
 }
 
@@ -47,19 +46,6 @@ StepCounters LayerStep::Counters() const {
   return counters;
 }
 
-void LayerStep::CollectAnswer(std::vector<float>* out, std::vector<float>* lse) const {
-  out->reserve(size_t{snapshot_.shape->query_head_count} * snapshot_.shape->value_dim);
-  lse->reserve(snapshot_.shape->query_head_count);
-  const auto append = [out, lse](const PartialAttention& answer) {
-    out->insert(out->end(), answer.out.begin(), answer.out.end());
-    lse->insert(lse->end(), answer.lse.begin(), answer.lse.end());
-  };
-  for (const HeadStep& head : heads_) {
-    const PartialAttention* const whole = head.OnlyPart();
-    append(whole != nullptr ? *whole : head.Answer());
-  }
-}
-
 EstimateOutcome LayerStep::CollectEstimation() const {
   EstimateOutcome outcome;
   outcome.generation = snapshot_.generation;
@@ -84,7 +70,7 @@ std::vector<StageHead> LayerStep::StageHeads(bool with_steady) const {
     StageHead stage;
     stage.kv_head = head.kv_head();
     if (with_steady) {
-      const std::vector<RowRun> rows = snapshot_.SteadyRuns(head.kv_head());
+      const RowRuns rows = snapshot_.SteadyRuns(head.kv_head());
       const std::vector<std::shared_ptr<const void>> owners = snapshot_.SteadyOwners();
       for (size_t i = 0; i < rows.size(); ++i) stage.steady.push_back({rows[i], owners[i], 0, 0});
     }

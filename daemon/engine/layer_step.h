@@ -39,8 +39,6 @@ class LayerStep {
   uint64_t WorkBytes(bool exact) const;
   // Sums over the heads.
   StepCounters Counters() const;
-  // Answers of all heads: out [query_heads, value_dim], lse [query_heads].
-  void CollectAnswer(std::vector<float>* out, std::vector<float>* lse) const;
   // The estimation zone of all heads, with its counters.
   EstimateOutcome CollectEstimation() const;
   // The rows that each head wants in the wave buffer.

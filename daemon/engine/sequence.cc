@@ -191,7 +191,7 @@ Sequence::Remains Sequence::EndLocked() {
     layer.builds.Truncate(0);
     remains.contents.push_back(std::exchange(layer.content, LayerContent()));
     remains.versions.push_back(std::exchange(layer.version, EmptyVersion()));
-    layer.last_queries = nullptr;
+    layer.last_queries = QueryVectors();
   }
   build_changed_.NotifyAll();
   return remains;
@@ -204,7 +204,7 @@ void Sequence::AddCounters(const StepCounters& counters) {
 
 void Sequence::RememberQueries(uint32_t layer, QueryVectors queries) {
   MutexLock lock(&mutex_);
-  layers_[layer].last_queries.swap(queries);
+  std::swap(layers_[layer].last_queries, queries);
 }
 
 Sequence::Use::Use(std::shared_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {

@@ -1,6 +1,7 @@
 // What goes into and comes out of the engine: plain values and views, no wire format.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -105,9 +106,27 @@ struct AttendOutcome {
   Generation generation;
   uint64_t version = 0;
   uint64_t token_count = 0;
-  std::vector<float> out;  // [query_heads, value_dim]
-  std::vector<float> lse;  // [query_heads]
+  std::vector<float> out;  // [query_heads, value_dim]; without elements where there is a sink.
+  std::vector<float> lse;  // [query_heads]; likewise.
   StepCounters counters;
+};
+
+// Where the answers of an Attend go when its caller has places for them: memory that others may
+// write and read meanwhile, so that nothing is read back from it.
+class AnswerSink {
+ public:
+  // For one step: out [query_heads, value_dim] f32 and lse [query_heads] f32, of any alignment.
+  // Null: there is no room, and nothing is written.
+  struct Place {
+    std::byte* out = nullptr;
+    std::byte* lse = nullptr;
+  };
+
+  virtual ~AnswerSink() = default;
+  // Called in Attend's own thread, once for each step that comes as far as its attention. Until
+  // Attend returns, the place is written from any thread, each byte at most once; what it holds is
+  // the answer if the step's outcome is OK.
+  virtual Place PlaceOf(size_t step_idx, uint32_t query_heads, uint32_t value_dim) = 0;
 };
 
 struct EstimateOutcome {

@@ -1,9 +1,11 @@
 #include "daemon/engine/validation.h"
 
 #include <bit>
+#include <initializer_list>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "index/simd/kernels.h"
 #include "storage/base/status_macros.h"
 #include "storage/base/tensor_bytes.h"
 
@@ -63,7 +65,7 @@ absl::Status ValidateIndexConfig(const IndexConfig& index, uint32_t layer_count)
 
 // `expected` has one entry per axis, -1 where any size from 1 on will do.
 absl::Status ValidateTensor(absl::string_view name, const TensorView& tensor, DType dtype,
-                            const std::vector<int64_t>& expected, absl::string_view axes) {
+                            std::initializer_list<int64_t> expected, absl::string_view axes) {
   if (tensor.dtype != dtype) {
     return absl::InvalidArgumentError(absl::StrCat(name, " have dtype ",
                                                    Text(DTypeName(tensor.dtype)), ", expected ",
@@ -73,7 +75,8 @@ absl::Status ValidateTensor(absl::string_view name, const TensorView& tensor, DT
   uint64_t elements = 1;
   for (size_t axis = 0; matches && axis < expected.size(); ++axis) {
     const int64_t size = tensor.shape[axis];
-    matches = size >= 1 && (expected[axis] < 0 || size == expected[axis]);
+    const int64_t wanted = expected.begin()[axis];
+    matches = size >= 1 && (wanted < 0 || size == wanted);
     // Bounds the product: no tensor of 2^48 elements fits a message.
     matches = matches && static_cast<uint64_t>(size) <= (uint64_t{1} << 48) / elements;
     elements *= matches ? static_cast<uint64_t>(size) : 1;
@@ -81,7 +84,7 @@ absl::Status ValidateTensor(absl::string_view name, const TensorView& tensor, DT
   if (!matches) {
     return absl::InvalidArgumentError(absl::StrCat(name, " have shape ", ShapeText(tensor.shape),
                                                    ", expected ", axes, " = ",
-                                                   ShapeText(expected)));
+                                                   ShapeText({expected.begin(), expected.size()})));
   }
   if (tensor.data.size() != elements * DTypeBytes(dtype)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -234,9 +237,9 @@ absl::StatusOr<QueryVectors> ReadQueries(const ModelShape& shape, const TensorVi
         absl::StrCat("queries hold a NaN or an infinity at query head ", found / shape.key_dim,
                      ", element ", found % shape.key_dim, "; expected finite numbers"));
   }
-  auto vectors = std::make_shared<std::vector<float>>(count);
-  ConvertToFloat(queries.dtype, queries.data.data(), count, vectors->data());
-  return QueryVectors(std::move(vectors));
+  auto floats = std::make_shared_for_overwrite<float[]>(count);
+  simd::ActiveKernels().to_float(queries.dtype, queries.data.data(), count, floats.get());
+  return QueryVectors{.floats = std::move(floats), .count = count};
 }
 
 }  // namespace wavekv

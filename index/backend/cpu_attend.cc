@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "absl/container/inlined_vector.h"
 #include "index/backend/softmax_accumulator.h"
 #include "storage/base/check.h"
 
@@ -24,9 +25,12 @@ void PrefetchRows(const std::byte* rows, size_t bytes) {
 void AttendOnCpu(const simd::Kernels& kernels, std::span<const RowRun> rows,
                  const GroupQuery& query, PartialAttention* result) {
   constexpr uint32_t kTileRows = SoftmaxAccumulator::kTileRows;
-  SoftmaxAccumulator accumulator(kernels, query.group_size, query.value_dim, query.payload_dtype);
-  std::vector<float> scores(size_t{query.group_size} * kTileRows);
-  std::vector<ValueRun> tile;
+  SoftmaxAccumulator accumulator(kernels, query.group_size, query.value_dim, query.payload_dtype,
+                                 result);
+  // Of the largest group so far. A tile's scores are written before they are read.
+  thread_local std::vector<float> scores;
+  scores.resize(std::max(scores.size(), size_t{query.group_size} * kTileRows));
+  absl::InlinedVector<ValueRun, 16> tile;
   uint32_t tile_rows = 0;
   const size_t key_bytes = query.key_dim * DTypeBytes(query.payload_dtype);
   const size_t value_bytes = query.value_dim * DTypeBytes(query.payload_dtype);
@@ -51,7 +55,7 @@ void AttendOnCpu(const simd::Kernels& kernels, std::span<const RowRun> rows,
     }
   }
   accumulator.AddTile(scores.data(), tile_rows, tile);
-  accumulator.Finish(result);
+  accumulator.Finish();
 }
 
 std::vector<RowRun> RowsOfClusters(HeadIndex index, std::span<const uint32_t> clusters) {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "index/backend/compute_backend.h"
 #include "index/simd/kernels.h"
 #include "storage/base/dtype.h"
@@ -19,30 +19,36 @@ struct ValueRun {
   uint32_t row_count = 0;
 };
 
+// Computes in its result: a step's attention is a few hundred nanoseconds, of which memory of its
+// own would be a good part.
 class SoftmaxAccumulator {
  public:
   // Rows of one tile. What is added is cut into tiles by count alone, so that the result does not
   // depend on how rows lie in memory.
   static constexpr uint32_t kTileRows = 128;
 
+  // `result` holds the attention over nothing until something is added, and what is not yet
+  // normalised from then on until Finish. Must outlive the accumulator.
   SoftmaxAccumulator(const simd::Kernels& kernels, uint32_t group_size, uint32_t value_dim,
-                     DType value_dtype);
+                     DType value_dtype, PartialAttention* result);
 
   // Adds `row_count` <= kTileRows rows with these scores; overwrites the scores.
   // scores [group_size, kTileRows]; runs hold row_count rows together.
   void AddTile(float* scores, uint32_t row_count, std::span<const ValueRun> runs);
 
-  // The normalised output and log mass of what was added.
-  void Finish(PartialAttention* result) const;
+  // Leaves the normalised output and log mass of what was added in the result. Once.
+  void Finish();
 
  private:
+  // The head's maximum, where `score` may be a new one; what was added so far is rescaled for it.
+  float RaiseMax(uint32_t head, float score);
+
   const simd::Kernels& kernels_;
   const uint32_t group_size_;
   const uint32_t value_dim_;
   const DType value_dtype_;
-  std::vector<float> max_;           // [group_size]
-  std::vector<double> denominator_;  // [group_size] in units of exp(max)
-  std::vector<float> numerator_;     // [group_size, value_dim] likewise
+  PartialAttention* const result_;  // out: the numerators in units of exp(max); lse: the max.
+  absl::InlinedVector<double, 16> denominator_;  // [group_size] likewise
 };
 
 }  // namespace wavekv

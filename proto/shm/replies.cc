@@ -27,7 +27,13 @@ uint64_t ReplyWriter::Reserve(uint64_t bytes) {
 }
 
 WireRun ReplyWriter::AddText(absl::string_view text) {
-  return Add(text.data(), std::min(text.size(), kErrorTextBytesMax));
+  return PutText(Reserve(std::min(text.size(), kErrorTextBytesMax)), text);
+}
+
+WireRun ReplyWriter::PutText(uint64_t offset, absl::string_view text) {
+  const WireRun run{offset, std::min(text.size(), kErrorTextBytesMax)};
+  PutBytes(run.offset, text.data(), run.bytes);
+  return run;
 }
 
 absl::Status ReplyReader::OutOfBounds(uint64_t offset, uint64_t bytes) const {

@@ -44,13 +44,22 @@ class ReplyWriter {
     return run;
   }
   WireRun AddText(absl::string_view text);
+  // As AddText, in room that was reserved.
+  WireRun PutText(uint64_t offset, absl::string_view text);
+  // A run that was reserved, to be written by others; null where it does not fit.
+  std::byte* Place(const WireRun& run) const {
+    return Fits(run.offset, run.bytes) ? target_.data() + run.offset : nullptr;
+  }
 
   bool fits() const { return used_ <= target_.size(); }
   uint64_t used() const { return used_; }
 
  private:
+  bool Fits(uint64_t offset, uint64_t bytes) const {
+    return offset <= target_.size() && target_.size() - offset >= bytes;
+  }
   void PutBytes(uint64_t offset, const void* data, uint64_t bytes) {
-    if (bytes == 0 || offset > target_.size() || target_.size() - offset < bytes) return;
+    if (bytes == 0 || !Fits(offset, bytes)) return;
     std::memcpy(target_.data() + offset, data, bytes);
   }
 

@@ -10,6 +10,7 @@
 #include "storage/base/check.h"
 #include "storage/base/model_shape.h"
 #include "storage/base/status_macros.h"
+#include "storage/base/stream_copy.h"
 #include "storage/base/tensor_bytes.h"
 
 namespace wavekv::shm {
@@ -40,7 +41,7 @@ class RequestWriter {
     std::copy(tensor.shape.begin(), tensor.shape.end(), wire.shape);
     wire.offset = next_;
     wire.bytes = bytes;
-    if (!tensor.data.empty()) std::memcpy(target_.data() + next_, tensor.data.data(), bytes);
+    if (!tensor.data.empty()) StreamCopy(target_.data() + next_, tensor.data.data(), bytes);
     next_ += ArenaRounded(bytes);
     return wire;
   }
@@ -226,6 +227,7 @@ void EncodeAttend(std::span<const AttendItemRequest> items, std::span<std::byte>
     writer.Put(at, wire);
     at += sizeof wire;
   }
+  StreamFence();
 }
 
 uint64_t QueryBytes(const QueryRequest& request) { return LayerQueryBytes(request.query); }
@@ -234,6 +236,7 @@ void EncodeQuery(const QueryRequest& request, std::span<std::byte> target) {
   RequestWriter writer(target, sizeof(WireLayerQuery));
   writer.Put(0, writer.Query(request.query, request.inline_rows ? kFlagInline : 0,
                              request.completed_step));
+  StreamFence();
 }
 
 uint64_t EstimateBytes(const LayerQueryRequest& request) { return LayerQueryBytes(request); }
@@ -241,6 +244,7 @@ uint64_t EstimateBytes(const LayerQueryRequest& request) { return LayerQueryByte
 void EncodeEstimate(const LayerQueryRequest& request, std::span<std::byte> target) {
   RequestWriter writer(target, sizeof(WireLayerQuery));
   writer.Put(0, writer.Query(request, 0, 0));
+  StreamFence();
 }
 
 InsertPlaces PlaceInsert(const InsertRequest& request) {
@@ -265,6 +269,7 @@ void EncodeInsert(const InsertRequest& request, std::span<std::byte> target) {
   if (layers_bytes > 0) {
     std::memcpy(target.data() + sizeof wire, request.layers.data(), layers_bytes);
   }
+  StreamFence();
 }
 
 absl::Status DecodeAttend(std::span<const std::byte> bytes, uint32_t items_max,

@@ -125,6 +125,72 @@ TEST_F(DataCallTest, ABatchAnswersInOrder) {
   EXPECT_EQ(found[2].out, Attend(other, 0, second.vectors).out);
 }
 
+// An Attend's reply, in an arena that held something else: records and answers, and between and
+// behind them what was there before. Nothing of the daemon's memory comes along.
+TEST_F(DataCallTest, AReplyIsItsAnswersAndNothingElse) {
+  ASSERT_TRUE(InsertOver(peer_, 0, 300).ok());
+  const QueryBuffers good(shape(), sequence_, 0, RandomQueries(shape(), seed_));
+  const QueryBuffers unknown(shape(), {SequenceId(1), Generation(1)}, 0,
+                             RandomQueries(shape(), seed_));
+  const shm::AttendItemRequest items[] = {Item(unknown), Item(good)};
+  const uint64_t request_bytes = shm::AttendBytes(items);
+  const uint64_t reply_bytes = shm::AttendReplyBytes(2, 4, 48);
+  const shm::TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  uint64_t needed = UINT64_MAX;  // As the first reply, without room, says.
+  for (const std::function<uint64_t()>& room_of :
+       std::vector<std::function<uint64_t()>>{[] { return 100; }, [&] { return reply_bytes; },
+                                              [&] { return needed; }, [&] { return needed - 1; }}) {
+    const uint64_t room = room_of();
+    SCOPED_TRACE(room);
+    shm::ClientChannel::Call call;
+    ASSERT_EQ(peer_.channel().Begin(request_bytes, room + 4096, deadline, &call),
+              shm::CallState::kAnswered);
+    const std::span<std::byte> arena(call.request().data(),
+                                     shm::ArenaRounded(request_bytes) + room + 4096);
+    std::fill(arena.begin(), arena.end(), std::byte{0xaa});
+    call = shm::ClientChannel::Call();
+    ASSERT_EQ(peer_.channel().Begin(request_bytes, room, deadline, &call),
+              shm::CallState::kAnswered);
+    ASSERT_EQ(call.request().data(), arena.data()) << "the arena gives the first place again";
+    shm::EncodeAttend(items, call.request());
+    ASSERT_EQ(peer_.channel().Submit(shm::kAttend, deadline, &call), shm::CallState::kAnswered);
+    ASSERT_EQ(peer_.channel().Wait(deadline, &call), shm::CallState::kAnswered);
+    const auto reply = arena.subspan(shm::ArenaRounded(request_bytes));
+    std::vector<bool> written(reply.size(), false);
+    const auto note = [&written](uint64_t offset, uint64_t bytes) {
+      std::fill_n(written.begin() + static_cast<ptrdiff_t>(offset), bytes, true);
+    };
+    if (room < needed && room < reply_bytes) {
+      EXPECT_EQ(call.code(), absl::StatusCode::kResourceExhausted);
+      needed = call.reply_bytes_needed();
+      EXPECT_LE(needed, reply_bytes);
+      for (size_t i = room; i < reply.size(); ++i) ASSERT_EQ(reply[i], std::byte{0xaa}) << i;
+      continue;
+    }
+    ASSERT_EQ(call.code(), absl::StatusCode::kOk) << call.status();
+    const shm::ReplyReader reader(call.reply());
+    note(0, sizeof(shm::WireAttendReply) + 2 * sizeof(shm::WireAttendResult));
+    for (size_t i = 0; i < 2; ++i) {
+      const auto result = reader
+                              .Get<shm::WireAttendResult>(sizeof(shm::WireAttendReply) +
+                                                          i * sizeof(shm::WireAttendResult))
+                              .value();
+      for (const shm::WireRun& run : {result.out, result.lse, result.text}) {
+        EXPECT_TRUE(reader.Run(run).ok());
+        note(run.offset, run.bytes);
+      }
+      if (i == 0) continue;
+      const AttendOutcome expected = Attend(sequence_, 0, good.vectors);
+      std::vector<float> out(expected.out.size());
+      ASSERT_TRUE(reader.Copy(result.out, out.size(), 4, out.data(), "out").ok());
+      EXPECT_EQ(out, expected.out);
+    }
+    for (size_t i = 0; i < reply.size(); ++i) {
+      ASSERT_TRUE(written[i] || reply[i] == std::byte{0xaa}) << i;
+    }
+  }
+}
+
 TEST_F(DataCallTest, QueryAndEstimateAreTheEnginesOwnAnswers) {
   ASSERT_TRUE(InsertOver(peer_, 0, kTokens).ok());
   Build(sequence_);

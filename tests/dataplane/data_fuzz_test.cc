@@ -116,6 +116,55 @@ TEST_F(DataFuzzTest, GarbageInOneChannelDisturbsNoOther) {
   EXPECT_TRUE(BecomesIdle());
 }
 
+// A client whose requests and replies change while the daemon reads and writes them: it gets some
+// answer or other, and what another tenant's client is told stays right.
+TEST_F(DataFuzzTest, AnArenaThatChangesInMidCallDisturbsNoOther) {
+  DataPeer hostile = Connect(1), other = Connect(2);
+  const SequenceRef own = Create(SmallSpec(64)), others = Create(SmallSpec(64));
+  Insert(own, data_, 0, 3);
+  Insert(others, data_, 0, 60);
+  const QueryBuffers own_query(shape(), own, 0, RandomQueries(shape(), seed_));
+  const QueryBuffers others_query(shape(), others, 0, RandomQueries(shape(), seed_ + 1));
+  shm::AttendItemRequest own_item, others_item;
+  own_item.query = ToRequest(own_query.query);
+  others_item.query = ToRequest(others_query.query);
+  const AttendOutcome expected = Attend(others, 0, others_query.vectors);
+  const uint64_t request_bytes = shm::AttendBytes({&own_item, 1});
+  const uint64_t reply_bytes = shm::AttendReplyBytes(1, shape().query_head_count, 48);
+  const shm::TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (int round = 0; round < 30; ++round) {
+    shm::ClientChannel::Call call;
+    ASSERT_EQ(hostile.channel().Begin(request_bytes, reply_bytes, deadline, &call),
+              shm::CallState::kAnswered);
+    shm::EncodeAttend({&own_item, 1}, call.request());
+    // The tensor and the reply, or the request's head as well.
+    const size_t first = round % 2 == 0 ? 320 : 0;
+    const std::span<std::byte> changed(call.request().data() + first,
+                                       shm::ArenaRounded(request_bytes) + reply_bytes - first);
+    std::atomic<bool> stop{false};
+    std::thread scribbler([&, seed = random_()] {
+      std::mt19937_64 random(seed);
+      while (!stop.load(std::memory_order_relaxed)) {
+        const size_t at = random() % (changed.size() / 8) * 8;
+        std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(changed.data() + at))
+            .store(random(), std::memory_order_relaxed);
+      }
+    });
+    const shm::CallState submitted = hostile.channel().Submit(shm::kAttend, deadline, &call);
+    const DataAttention found = other.Attend(others_item);
+    const shm::CallState answered = hostile.channel().Wait(deadline, &call);
+    stop.store(true);
+    scribbler.join();
+    ASSERT_EQ(submitted, shm::CallState::kAnswered);
+    ASSERT_EQ(answered, shm::CallState::kAnswered);
+    ASSERT_TRUE(found.status.ok()) << found.status;
+    ASSERT_EQ(found.out, expected.out);
+    ASSERT_EQ(found.lse, expected.lse);
+  }
+  // Nor its own sequence.
+  EXPECT_EQ(hostile.Attend(own_item).out, Attend(own, 0, own_query.vectors).out);
+}
+
 // Rows that flip between a number and NaN while the engine reads them: whatever was taken is
 // finite, and what was not is not there.
 TEST_F(DataFuzzTest, RowsThatChangeUnderTheEngineNeverBecomeNaN) {

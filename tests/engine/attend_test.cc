@@ -1,5 +1,9 @@
 // Answers against a float64 oracle: exact, approximate, degenerate, and in batches.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
+#include <span>
 #include <vector>
 
 #include "daemon/engine/cut_plan.h"
@@ -298,6 +302,70 @@ TEST_F(AttendTest, BatchItemsAreIndependent) {
   EXPECT_EQ(engine_->Attend(kTenant, {}).status().code(), absl::StatusCode::kInvalidArgument);
   const std::vector<AttendStep> many(257, steps[0]);
   EXPECT_EQ(engine_->Attend(kTenant, many).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Places in one block of bytes, at no particular alignment, with bytes between that stay.
+class BytesSink : public AnswerSink {
+ public:
+  static constexpr std::byte kUntouched{0xaa};
+
+  Place PlaceOf(size_t step_idx, uint32_t query_heads, uint32_t value_dim) override {
+    asked_.push_back(step_idx);
+    if (step_idx == without_room) return {};
+    const size_t lse_bytes = query_heads * sizeof(float), out_bytes = lse_bytes * value_dim;
+    std::vector<std::byte>& bytes = places_[step_idx];
+    bytes.assign(3 + out_bytes + 2 + lse_bytes + 1, kUntouched);
+    return {&bytes[3], &bytes[3 + out_bytes + 2]};
+  }
+  const std::vector<size_t>& asked() const { return asked_; }
+  void ExpectHolds(size_t step_idx, const AttendOutcome& expected) const {
+    const std::vector<std::byte>& bytes = places_.at(step_idx);
+    const auto out = std::as_bytes(std::span(expected.out));
+    const auto lse = std::as_bytes(std::span(expected.lse));
+    std::vector<std::byte> wanted(bytes.size(), kUntouched);
+    std::copy(out.begin(), out.end(), wanted.begin() + 3);
+    std::copy(lse.begin(), lse.end(), wanted.end() - 1 - static_cast<ptrdiff_t>(lse.size()));
+    EXPECT_EQ(bytes, wanted);
+  }
+
+  size_t without_room = SIZE_MAX;
+
+ private:
+  std::vector<size_t> asked_;
+  std::map<size_t, std::vector<std::byte>> places_;
+};
+
+// The same answers, bit for bit, where the sink wants them and nowhere else: of short and long
+// steps, clustered or not, beside some that fail.
+TEST_F(AttendTest, AnswersGoToTheSink) {
+  const uint64_t seed = FreshSeed();
+  const TokenData data(shape(), 2300, seed);
+  const SequenceRef full = Create(spec_), brief = Create(spec_), none = Create(spec_);
+  Insert(full, data, 0, 2300);
+  Build(full);
+  Insert(brief, data, 0, 3);
+  const std::vector<float> queries = RandomQueries(shape(), seed);
+  const SequenceRef unknown = {SequenceId(99), Generation(0)};
+  const QueryBuffers buffers[] = {{shape(), brief, 0, queries},
+                                  {shape(), unknown, 0, queries},
+                                  {shape(), full, 1, queries},
+                                  {shape(), none, 0, queries},
+                                  {shape(), brief, 1, queries}};
+  std::vector<AttendStep> steps(std::size(buffers));
+  for (size_t i = 0; i < steps.size(); ++i) steps[i].query = buffers[i].query;
+  BytesSink sink;
+  sink.without_room = 4;
+  const auto outcomes = engine_->Attend(kTenant, steps, &sink);
+  ASSERT_TRUE(outcomes.ok()) << outcomes.status();
+  EXPECT_THAT(sink.asked(), ::testing::ElementsAre(0, 2, 3, 4));
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const AttendOutcome& outcome = (*outcomes)[i];
+    EXPECT_TRUE(outcome.out.empty() && outcome.lse.empty());
+    EXPECT_EQ(outcome.status.code(), i == 1 ? absl::StatusCode::kNotFound : absl::StatusCode::kOk);
+  }
+  sink.ExpectHolds(0, Attend(brief, 0, queries));
+  sink.ExpectHolds(2, Attend(full, 1, queries));
+  sink.ExpectHolds(3, Attend(none, 0, queries));
 }
 
 TEST_F(AttendTest, SameLayerTwiceInOneBatchRunsInOrder) {

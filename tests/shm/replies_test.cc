@@ -62,6 +62,34 @@ TEST(ReplyWriterTest, LongTextsAreCut) {
   EXPECT_EQ(writer.AddText(std::string(5000, 'x')).bytes, kErrorTextBytesMax);
 }
 
+// Room that others write, and that an error's text may take instead.
+TEST(ReplyWriterTest, ReservedRoomIsWrittenByOthers) {
+  Bytes bytes(2 * kErrorTextBytesMax);
+  ReplyWriter writer(bytes);
+  const uint64_t at = writer.Reserve(kErrorTextBytesMax);
+  EXPECT_EQ(writer.Place({at, 100}), bytes.data() + at);
+  const uint64_t used = writer.used();
+  const WireRun text = writer.PutText(at, std::string(5000, 'x'));
+  EXPECT_EQ(text.offset, at);
+  EXPECT_EQ(text.bytes, kErrorTextBytesMax);
+  EXPECT_EQ(writer.used(), used) << "room that was counted already";
+  struct Row {
+    WireRun run;
+    bool fits;
+  };
+  const Row rows[] = {
+      {{0, bytes.size()}, true},
+      {{bytes.size(), 0}, true},
+      {{bytes.size() - 1, 2}, false},
+      {{bytes.size() + 1, 0}, false},
+      {{kArenaAlignment, UINT64_MAX}, false},  // Would wrap around.
+  };
+  for (const Row& row : rows) {
+    EXPECT_EQ(writer.Place(row.run) != nullptr, row.fits)
+        << row.run.offset << " + " << row.run.bytes;
+  }
+}
+
 TEST(ReplyReaderTest, StaysInside) {
   const Bytes bytes(256);
   const ReplyReader reader(bytes);
