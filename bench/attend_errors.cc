@@ -100,8 +100,9 @@ AttendErrors MeasureErrors(AttendWorld* world, uint32_t samples) {
     list->resize(count);
   }
   world->pool()->ParallelFor(options.kv_heads, [&](size_t kv_head) {
-    const BuiltHead head = BuildHead(*backend, world->keys(static_cast<uint32_t>(kv_head)),
-                                     world->values(static_cast<uint32_t>(kv_head)), dim);
+    const BuiltHead head =
+        BuildHead(*backend, world->keys(static_cast<uint32_t>(kv_head)),
+                  world->values(static_cast<uint32_t>(kv_head)), dim, DType::kBF16);
     const std::vector<float> keys = ToFloats(world->keys(static_cast<uint32_t>(kv_head)));
     const std::vector<float> values = ToFloats(world->values(static_cast<uint32_t>(kv_head)));
     for (uint32_t i = 0; i < samples; ++i) {

@@ -163,7 +163,8 @@ void MeasureHead(const Options& options, uint32_t kv_head, std::map<std::string,
   std::fprintf(stderr, "KV head %u of %u: building the indexes\n", kv_head + 1, options.heads);
   const HeadData data = MakeHead(options, kv_head);
   const auto backend = CreateCpuBackend();
-  const BuiltHead head = BuildHead(*backend, data.stored_keys, data.stored_values, kDim);
+  const BuiltHead head =
+      BuildHead(*backend, data.stored_keys, data.stored_values, kDim, DType::kBF16);
   const std::span<const float> clustered = std::span(data.keys).subspan(
       kSinkTokens * kDim, data.keys.size() - (kSinkTokens + kWindowTokens) * kDim);
   const std::unique_ptr<Peer> peers[] = {CreateIvfPeer(clustered, kDim),

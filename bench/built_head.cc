@@ -7,7 +7,7 @@
 namespace wavekv::bench {
 
 BuiltHead BuildHead(ComputeBackend& backend, std::span<const std::byte> keys,
-                    std::span<const std::byte> values, uint32_t dim) {
+                    std::span<const std::byte> values, uint32_t dim, DType dtype) {
   constexpr uint32_t kSegmentTokens = 8192;
   const size_t row = size_t{dim} * 2;
   BuiltHead head;
@@ -21,7 +21,7 @@ BuiltHead BuildHead(ComputeBackend& backend, std::span<const std::byte> keys,
                                 next - first,
                                 dim,
                                 dim,
-                                DType::kBF16,
+                                dtype,
                                 keys.data() + first * row,
                                 values.data() + first * row};
     head.segments.push_back(

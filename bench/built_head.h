@@ -26,8 +26,8 @@ struct BuiltHead {
 inline constexpr uint32_t kSinkTokens = 4;
 inline constexpr uint32_t kWindowTokens = 64;
 
-// `keys` and `values` [tokens, dim] bf16, more of them than the steady zone takes.
+// `keys` and `values` [tokens, dim] of two-byte numbers, more of them than the steady zone takes.
 BuiltHead BuildHead(ComputeBackend& backend, std::span<const std::byte> keys,
-                    std::span<const std::byte> values, uint32_t dim);
+                    std::span<const std::byte> values, uint32_t dim, DType dtype);
 
 }  // namespace wavekv::bench

@@ -14,6 +14,10 @@ constexpr uint32_t kWarmUpSteps = 300;  // 0.98^300 is 0.002: the start is forgo
 constexpr float kQueryScale = 3.5f;
 constexpr float kSharedLength = 0.8f;  // Of a query, in common to its group.
 
+constexpr float kSharedVariance = 0.8f;  // Of a drifting query.
+constexpr float kTargetWeight = 0.2f;
+constexpr uint32_t kTargetSteps = 50;
+
 enum class Stream : uint32_t { kKeys, kValues };
 
 std::mt19937_64 NewRandom(const TopicStretchId& id, Stream stream) {
@@ -78,6 +82,36 @@ std::vector<float> WalkTopicQueries(const TopicWalkId& id, std::span<const float
       for (uint32_t j = 0; j < dim; ++j) {
         queries.push_back(kQueryScale *
                           (kSharedLength * common[j] + own_length * walks[g * dim + j]));
+      }
+    }
+  }
+  return queries;
+}
+
+std::vector<float> DriftTopicQueries(const TopicWalkId& id, std::span<const float> topics,
+                                     uint32_t steps, uint32_t group_size, uint32_t dim) {
+  std::seed_seq seed{static_cast<uint32_t>(id.seed), static_cast<uint32_t>(id.seed >> 32), id.layer,
+                     id.kv_head, 0x85ebu};
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> walks(size_t{group_size + 1} * dim);  // The common one last.
+  for (float& x : walks) x = normal(random);
+  const float step_length = std::sqrt(1 - kWalk * kWalk);
+  const float common_length = std::sqrt(kSharedVariance),
+              own_length = std::sqrt(1 - kSharedVariance);
+  const float scale = kQueryScale / std::sqrt(1 + kTargetWeight * kTargetWeight);
+  const float* const common = &walks[size_t{group_size} * dim];
+  const size_t topic_count = topics.size() / dim;
+  const float* target = &topics[random() % topic_count * dim];
+  std::vector<float> queries;
+  queries.reserve(size_t{steps} * group_size * dim);
+  for (uint32_t step = 0; step < steps; ++step) {
+    if (random() % kTargetSteps == 0) target = &topics[random() % topic_count * dim];
+    for (float& x : walks) x = kWalk * x + step_length * normal(random);
+    for (uint32_t g = 0; g < group_size; ++g) {
+      for (uint32_t j = 0; j < dim; ++j) {
+        queries.push_back(scale * (common_length * common[j] + own_length * walks[g * dim + j] +
+                                   kTargetWeight * target[j]));
       }
     }
   }

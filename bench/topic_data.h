@@ -42,6 +42,12 @@ struct TopicWalkId {
 std::vector<float> WalkTopicQueries(const TopicWalkId& id, std::span<const float> topics,
                                     uint32_t steps, uint32_t group_size, uint32_t dim);
 
+// Queries [steps, group_size, dim] that drift: an AR(1) walk of noise with 0.98, 0.8 of its
+// variance common to the group, drawn with weight 0.2 towards one of `topics` [.., dim], which
+// changes every 50 steps on average; scaled by 3.5.
+std::vector<float> DriftTopicQueries(const TopicWalkId& id, std::span<const float> topics,
+                                     uint32_t steps, uint32_t group_size, uint32_t dim);
+
 // The values [token_count, dim] of the same tokens: independent, N(0, 1).
 std::vector<float> MakeTopicValues(const TopicStretchId& id, uint32_t token_count, uint32_t dim);
 

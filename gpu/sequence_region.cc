@@ -63,7 +63,7 @@ SequenceRegion::SequenceRegion(std::shared_ptr<TenantBuffer> buffer, const Regio
       kv_head_count_(kv_head_count),
       layout_(layout),
       last_step_(std::move(last_step)),
-      cache_(MakeLruBlockCachePolicy(layout.slot_count)),
+      cache_(MakeLrfuBlockCachePolicy(layout.slot_count)),
       ring_(layout.staging_bytes) {
   auto* header = new (this->header()) RegionHeader{};
   header->magic = kRegionMagic;

@@ -66,4 +66,12 @@ class BlockCachePolicy {
 // although a slot is idle, but a slot in use is never given away.
 std::unique_ptr<BlockCachePolicy> MakeLruBlockCachePolicy(uint32_t slot_count);
 
+// Least often and least recently used first: every look-up of a block counts for it, half as much
+// after 1.5 times slot_count look-ups of any block. Blocks that were asked for lately are
+// remembered while they are not cached, twice slot_count of them (LRFU: D. Lee et al., "LRFU: a
+// spectrum of policies that subsumes the least recently used and least frequently used policies",
+// 2001). Operations are O(log slot_count). Where the worst 64 blocks are all in use, an admission
+// is refused.
+std::unique_ptr<BlockCachePolicy> MakeLrfuBlockCachePolicy(uint32_t slot_count);
+
 }  // namespace wavekv

@@ -1,8 +1,14 @@
 #include "storage/block_cache_policy.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <ostream>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -12,8 +18,24 @@ namespace {
 
 constexpr uint64_t kAllDone = ~uint64_t{0};
 
-TEST(BlockCachePolicyTest, FilledSlotsAreFoundAndOthersNot) {
-  auto policy = MakeLruBlockCachePolicy(2);
+struct PolicyKind {
+  const char* name;
+  std::unique_ptr<BlockCachePolicy> (*make)(uint32_t slot_count);
+};
+
+constexpr PolicyKind kLru = {"Lru", MakeLruBlockCachePolicy};
+constexpr PolicyKind kLrfu = {"Lrfu", MakeLrfuBlockCachePolicy};
+
+void PrintTo(const PolicyKind& kind, std::ostream* out) { *out << kind.name; }
+
+// What is the same in every policy.
+class BlockCachePolicyTest : public testing::TestWithParam<PolicyKind> {};
+
+INSTANTIATE_TEST_SUITE_P(All, BlockCachePolicyTest, testing::Values(kLru, kLrfu),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(BlockCachePolicyTest, FilledSlotsAreFoundAndOthersNot) {
+  auto policy = GetParam().make(2);
   const BlockKey key{7, 3};
   EXPECT_EQ(policy->Lookup(key, 1), std::nullopt);
   const auto slot = policy->Admit(key, 0);
@@ -31,8 +53,8 @@ TEST(BlockCachePolicyTest, FilledSlotsAreFoundAndOthersNot) {
   EXPECT_EQ(policy->block_count(), 1u);
 }
 
-TEST(BlockCachePolicyTest, SlotsOfUnfinishedStepsStay) {
-  auto policy = MakeLruBlockCachePolicy(1);
+TEST_P(BlockCachePolicyTest, SlotsOfUnfinishedStepsStay) {
+  auto policy = GetParam().make(1);
   ASSERT_TRUE(policy->Publish(*policy->Admit({1, 0}, 0)));
   ASSERT_TRUE(policy->Lookup({1, 0}, 5).has_value());
   EXPECT_EQ(policy->Admit({1, 1}, 4), std::nullopt) << "step 5 may still read the slot";
@@ -43,16 +65,16 @@ TEST(BlockCachePolicyTest, SlotsOfUnfinishedStepsStay) {
   EXPECT_EQ(policy->Lookup({1, 0}, 6), std::nullopt);
 }
 
-TEST(BlockCachePolicyTest, SlotsBeingFilledAreNotGivenAway) {
-  auto policy = MakeLruBlockCachePolicy(1);
+TEST_P(BlockCachePolicyTest, SlotsBeingFilledAreNotGivenAway) {
+  auto policy = GetParam().make(1);
   ASSERT_TRUE(policy->Admit({1, 0}, 0).has_value());
   EXPECT_EQ(policy->Admit({1, 1}, kAllDone), std::nullopt);
   policy->EraseSegment(1);
   EXPECT_EQ(policy->Admit({2, 0}, kAllDone), std::nullopt) << "the copy still writes to it";
 }
 
-TEST(BlockCachePolicyTest, FillOfAnErasedSegmentIsNotPublished) {
-  auto policy = MakeLruBlockCachePolicy(1);
+TEST_P(BlockCachePolicyTest, FillOfAnErasedSegmentIsNotPublished) {
+  auto policy = GetParam().make(1);
   const auto slot = policy->Admit({1, 0}, 0);
   policy->EraseSegment(1);
   EXPECT_FALSE(policy->Publish(*slot));
@@ -60,16 +82,16 @@ TEST(BlockCachePolicyTest, FillOfAnErasedSegmentIsNotPublished) {
   EXPECT_EQ(policy->Admit({2, 0}, 0), slot) << "no step ever saw it: free at once";
 }
 
-TEST(BlockCachePolicyTest, FailedFillFreesTheSlot) {
-  auto policy = MakeLruBlockCachePolicy(1);
+TEST_P(BlockCachePolicyTest, FailedFillFreesTheSlot) {
+  auto policy = GetParam().make(1);
   const auto slot = policy->Admit({1, 0}, 0);
   EXPECT_FALSE(policy->Publish(*slot, /*filled=*/false));
   EXPECT_EQ(policy->Lookup({1, 0}, 1), std::nullopt);
   EXPECT_EQ(policy->Admit({1, 0}, 0), slot) << "the same block may try again";
 }
 
-TEST(BlockCachePolicyTest, ErasedSlotsWaitForTheirReaders) {
-  auto policy = MakeLruBlockCachePolicy(2);
+TEST_P(BlockCachePolicyTest, ErasedSlotsWaitForTheirReaders) {
+  auto policy = GetParam().make(2);
   ASSERT_TRUE(policy->Publish(*policy->Admit({1, 0}, 0)));
   ASSERT_TRUE(policy->Publish(*policy->Admit({1, 1}, 0)));
   ASSERT_TRUE(policy->Lookup({1, 0}, 9).has_value());
@@ -82,19 +104,58 @@ TEST(BlockCachePolicyTest, ErasedSlotsWaitForTheirReaders) {
   EXPECT_TRUE(policy->Admit({2, 0}, 9).has_value());
 }
 
-TEST(BlockCachePolicyTest, NoSlotsMeansNoCache) {
-  auto policy = MakeLruBlockCachePolicy(0);
+TEST_P(BlockCachePolicyTest, NoSlotsMeansNoCache) {
+  auto policy = GetParam().make(0);
   EXPECT_EQ(policy->Admit({1, 0}, kAllDone), std::nullopt);
   EXPECT_EQ(policy->Lookup({1, 0}, 1), std::nullopt);
+}
+
+TEST(LrfuBlockCachePolicyTest, WhatIsAskedForOftenStays) {
+  // Three slots: one block is asked for at every step, and others once each.
+  auto lru = MakeLruBlockCachePolicy(3);
+  auto lrfu = MakeLrfuBlockCachePolicy(3);
+  const auto ask = [](BlockCachePolicy& policy, const BlockKey& key, uint64_t step) {
+    if (policy.Lookup(key, step).has_value()) return true;
+    if (const auto slot = policy.Admit(key, step)) policy.Publish(*slot);
+    return false;
+  };
+  const BlockKey often{1, 0};
+  uint64_t step = 0;
+  for (uint32_t round = 0; round < 4; ++round) {
+    ask(*lru, often, ++step);
+    ask(*lrfu, often, step);
+  }
+  for (uint32_t once = 1; once <= 4; ++once) {
+    ask(*lru, {2, once}, ++step);
+    ask(*lrfu, {2, once}, step);
+  }
+  EXPECT_FALSE(ask(*lru, often, ++step));
+  EXPECT_TRUE(ask(*lrfu, often, step));
+}
+
+TEST(LrfuBlockCachePolicyTest, RemembersWhatGaveWay) {
+  auto policy = MakeLrfuBlockCachePolicy(2);
+  const auto ask = [&](const BlockKey& key, uint64_t step) {
+    if (policy->Lookup(key, step).has_value()) return;
+    if (const auto slot = policy->Admit(key, step)) policy->Publish(*slot);
+  };
+  // {1, 0} is asked for twice, gives way to two others, and comes back: it outlives {1, 3}, which
+  // was asked for later but once.
+  for (const uint32_t block : {0u, 0u, 1u, 1u, 2u, 2u, 0u, 3u, 4u}) ask({1, block}, block + 1);
+  EXPECT_TRUE(policy->Lookup({1, 4}, 20).has_value());
+  EXPECT_FALSE(policy->Lookup({1, 3}, 20).has_value());
 }
 
 // The rules of the header, by search through everything.
 class NaivePolicy {
  public:
-  explicit NaivePolicy(uint32_t slot_count) : slots_(slot_count) {}
+  // Of the LRFU kind, if `half_life` look-ups are given.
+  explicit NaivePolicy(uint32_t slot_count, double half_life)
+      : half_life_(half_life), slots_(slot_count) {}
 
   std::optional<uint32_t> Lookup(const BlockKey& key, uint64_t step) {
     newest_step_ = std::max(newest_step_, step);
+    lookups_[{key.segment_uid, key.block}].push_back(++lookup_count_);
     for (uint32_t i = 0; i < slots_.size(); ++i) {
       if (slots_[i].state != kFilled || !(slots_[i].key == key)) continue;
       slots_[i].last_step = step;
@@ -112,19 +173,21 @@ class NaivePolicy {
 
   // Slots that may be given to a new block: any free one, else the least recently used.
   std::set<uint32_t> Candidates(uint64_t completed_step) const {
-    std::set<uint32_t> free;
-    std::optional<uint32_t> oldest;
+    std::set<uint32_t> free, worst;
+    double least = std::numeric_limits<double>::infinity();
     for (uint32_t i = 0; i < slots_.size(); ++i) {
       const Entry& entry = slots_[i];
       if (entry.last_step > completed_step) continue;
       if (entry.state == kFree) free.insert(i);
-      if (entry.state == kFilled &&
-          (!oldest.has_value() || entry.used_at < slots_[*oldest].used_at)) {
-        oldest = i;
-      }
+      if (entry.state == kFilled) least = std::min(least, Worth(entry));
     }
-    if (free.empty() && oldest.has_value()) free.insert(*oldest);
-    return free;
+    for (uint32_t i = 0; i < slots_.size(); ++i) {
+      const Entry& entry = slots_[i];
+      if (entry.last_step > completed_step || entry.state != kFilled) continue;
+      // Sums that differ by rounding are the same.
+      if (Worth(entry) <= least + 1e-9 * std::fabs(least)) worst.insert(i);
+    }
+    return free.empty() ? worst : free;
   }
 
   void Fill(uint32_t slot, const BlockKey& key) { slots_[slot] = {key, kFilling, 0, 0}; }
@@ -135,12 +198,17 @@ class NaivePolicy {
     entry.state = visible ? kFilled : kFree;
     entry.last_step = visible ? newest_step_ : 0;
     entry.used_at = ++now_;
+    // A block that was never asked for counts as if it had been, once.
+    std::vector<uint64_t>& lookups = lookups_[{entry.key.segment_uid, entry.key.block}];
+    if (visible && lookups.empty()) lookups.push_back(lookup_count_);
     return visible;
   }
 
   void Erase(uint64_t uid) {
     for (Entry& entry : slots_) {
-      if (entry.key.segment_uid != uid) continue;
+      if (entry.key.segment_uid != uid || entry.state == kFree || entry.state == kAbandoned)
+        continue;
+      if (entry.state == kFilled) lookups_.erase({uid, entry.key.block});
       if (entry.state == kFilling) entry.state = kAbandoned;
       if (entry.state == kFilled) {
         entry.state = kFree;
@@ -162,18 +230,33 @@ class NaivePolicy {
     uint64_t last_step = 0;
     uint64_t used_at = 0;
   };
+  // What gives way last has the most.
+  double Worth(const Entry& entry) const {
+    if (half_life_ == 0) return static_cast<double>(entry.used_at);
+    double count = 0;
+    for (const uint64_t at : lookups_.at({entry.key.segment_uid, entry.key.block})) {
+      count += std::exp2(-static_cast<double>(lookup_count_ - at) / half_life_);
+    }
+    return count;
+  }
+
+  const double half_life_;
+  std::map<std::pair<uint64_t, uint32_t>, std::vector<uint64_t>> lookups_;  // Of each block.
+  uint64_t lookup_count_ = 0;
   std::vector<Entry> slots_;
   uint64_t newest_step_ = 0;
   uint64_t now_ = 0;
 };
 
-TEST(BlockCachePolicyTest, RandomTrafficAgreesWithANaiveModel) {
+TEST_P(BlockCachePolicyTest, RandomTrafficAgreesWithANaiveModel) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 rng(seed);
-  for (const uint32_t slot_count : {1u, 3u, 16u}) {
-    auto policy = MakeLruBlockCachePolicy(slot_count);
-    NaivePolicy model(slot_count);
+  const bool counts = GetParam().make == kLrfu.make;
+  // With 16 slots there are as many remembered as there are blocks.
+  for (const uint32_t slot_count : counts ? std::vector{16u, 20u} : std::vector{1u, 3u, 16u}) {
+    auto policy = GetParam().make(slot_count);
+    NaivePolicy model(slot_count, counts ? 1.5 * slot_count : 0);
     std::vector<uint32_t> filling;
     uint64_t step = 1, completed = 0, asked = 0, hits = 0;
     for (int action = 0; action < 20000; ++action) {
@@ -234,8 +317,8 @@ TEST(BlockCachePolicyTest, RandomTrafficAgreesWithANaiveModel) {
   }
 }
 
-TEST(BlockCachePolicyDeathTest, PublishingWhatIsNotBeingFilledAborts) {
-  auto policy = MakeLruBlockCachePolicy(2);
+TEST_P(BlockCachePolicyTest, PublishingWhatIsNotBeingFilledAborts) {
+  auto policy = GetParam().make(2);
   EXPECT_DEATH(policy->Publish(0), "not being filled");
   EXPECT_DEATH(policy->Publish(2), "no such slot");
 }
