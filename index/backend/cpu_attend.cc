@@ -4,21 +4,15 @@
 #include <cstddef>
 
 #include "absl/container/inlined_vector.h"
+#include "index/backend/fetch_ahead.h"
 #include "index/backend/softmax_accumulator.h"
 #include "storage/base/check.h"
 
 namespace wavekv {
 namespace {
 
-constexpr size_t kLineBytes = 64;
-// Of a longer run the processor finds out itself that it is read in order.
-constexpr size_t kPrefetchBytesMax = 16 << 10;
-
-void PrefetchRows(const std::byte* rows, size_t bytes) {
-  for (size_t at = 0; at < std::min(bytes, kPrefetchBytesMax); at += kLineBytes) {
-    __builtin_prefetch(rows + at);
-  }
-}
+// Rows that are worked on between two requests.
+constexpr uint32_t kPieceRows = 16;
 
 }  // namespace
 
@@ -34,27 +28,45 @@ void AttendOnCpu(const simd::Kernels& kernels, std::span<const RowRun> rows,
   uint32_t tile_rows = 0;
   const size_t key_bytes = query.key_dim * DTypeBytes(query.payload_dtype);
   const size_t value_bytes = query.value_dim * DTypeBytes(query.payload_dtype);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const RowRun& run = rows[i];
-    // Runs lie anywhere: while this one is scored, its values and the next one's keys come.
-    PrefetchRows(run.values, run.row_count * value_bytes);
-    if (i + 1 < rows.size()) PrefetchRows(rows[i + 1].keys, rows[i + 1].row_count * key_bytes);
+  const auto keys_of = [=](const RowRun& run) {
+    return std::span(run.keys, run.row_count * key_bytes);
+  };
+  const auto values_of = [=](const RowRun& run) {
+    return std::span(run.values, run.row_count * value_bytes);
+  };
+  // Rows are requested a tile ahead of their use, their pages two.
+  FetchBytesAhead key_pages(rows, 2 * kTileRows * key_bytes, keys_of, FetchPages);
+  FetchBytesAhead value_pages(rows, 2 * kTileRows * value_bytes, values_of, FetchPages);
+  FetchBytesAhead keys_ahead(rows, kTileRows * key_bytes, keys_of, FetchBytes);
+  FetchBytesAhead values_ahead(rows, kTileRows * value_bytes, values_of, FetchBytes);
+  // Memory is kept at work while values are added as well.
+  const auto add_tile = [&] {
+    key_pages.Next(kTileRows * key_bytes);
+    value_pages.Next(kTileRows * value_bytes);
+    const size_t stride = accumulator.WeighTile(scores.data(), tile_rows);
+    uint32_t first = 0;
+    for (const ValueRun& run : tile) {
+      values_ahead.Next(run.row_count * value_bytes);
+      accumulator.AddValues(run, scores.data() + first, stride);
+      first += run.row_count;
+    }
+    tile.clear();
+    tile_rows = 0;
+  };
+  for (const RowRun& run : rows) {
     for (uint32_t row = 0; row < run.row_count;) {
-      const uint32_t count = std::min(run.row_count - row, kTileRows - tile_rows);
+      const uint32_t count = std::min({run.row_count - row, kTileRows - tile_rows, kPieceRows});
+      keys_ahead.Next(count * key_bytes);
       kernels.dot_rows(query.payload_dtype, query.queries.data(), query.group_size, query.key_dim,
                        run.keys + row * key_bytes, count, query.scale, scores.data() + tile_rows,
                        kTileRows);
       tile.push_back({run.values + row * value_bytes, count});
       tile_rows += count;
       row += count;
-      if (tile_rows == kTileRows) {
-        accumulator.AddTile(scores.data(), tile_rows, tile);
-        tile.clear();
-        tile_rows = 0;
-      }
+      if (tile_rows == kTileRows) add_tile();
     }
   }
-  accumulator.AddTile(scores.data(), tile_rows, tile);
+  if (tile_rows > 0) add_tile();
   accumulator.Finish();
 }
 

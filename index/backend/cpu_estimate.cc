@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "index/backend/cpu_rank.h"
+#include "index/backend/fetch_ahead.h"
 #include "index/zone/cluster_mass.h"
 #include "index/zone/round_outwards.h"
 #include "storage/base/check.h"
@@ -97,14 +98,20 @@ class ZoneMasses {
 
   // In units of the zone's own largest: it is far below the clusters' outside of it.
   void WeighAnew(const GroupQuery& query, const ClusterScores& scores, uint32_t g) {
-    if (own_weights_.empty() || weights_ != own_weights_.data()) {
+    if (own_weights_.empty()) {
       own_weights_.assign(weights_, weights_ + size_t{group_size_} * clusters_);
       weights_ = own_weights_.data();
     }
-    float* weights = own_weights_.data() + size_t{g} * clusters_;
-    EstimateLogMasses(
-        kernels_, index_, query, g,
-        std::span<const float>(scores.logits).subspan(size_t{g} * clusters_, clusters_), weights);
+    const size_t first = size_t{g} * clusters_;
+    const GroupQuery head = {query.queries.subspan(size_t{g} * query.key_dim, query.key_dim),
+                             1,
+                             query.key_dim,
+                             query.value_dim,
+                             query.payload_dtype,
+                             query.scale};
+    float* const weights = own_weights_.data() + first;
+    EstimateLogMasses(kernels_, index_, clusters_, ReachSquares(kernels_, index_, head),
+                      scores.logits.data() + first, weights, std::span(tops_).subspan(g, 1));
     float top = -std::numeric_limits<float>::infinity();
     for (uint32_t c = 0; c < clusters_; ++c) {
       if (mask_[c] == 0) weights[c] = -std::numeric_limits<float>::infinity();
@@ -145,10 +152,10 @@ float ReadThreshold(const simd::Kernels& kernels, std::span<const float> shares,
   return thresholds[best];
 }
 
-// The value means worth reading, of one segment at a time.
+// Value means worth reading, of one segment at a time.
 struct ReadTile {
   std::vector<uint32_t> rows;  // Clusters of the segment.
-  std::vector<float> weights;  // [group_size, rows] times the rows' scales
+  std::vector<float> weights;  // [group_size, clusters] times the clusters' scales
 };
 
 // Adds the deviations of the segment's value means whose share reaches the threshold. Returns how
@@ -158,22 +165,18 @@ size_t AddDeviations(const simd::Kernels& kernels, const SegmentHead& segment, u
                      uint32_t group_size, ReadTile* tile, float* numerators) {
   const uint32_t clusters = segment.cluster_count;
   tile->rows.resize(clusters);
-  size_t count = 0;
-  for (uint32_t c = 0; c < clusters; ++c) {
-    tile->rows[count] = c;
-    count += shares[first + c] >= threshold ? 1 : 0;
-  }
-  tile->weights.resize(group_size * count);
+  const size_t count = kernels.list_reaching(shares.data() + first, shares.size(), 1, &threshold,
+                                             clusters, tile->rows.data());
+  tile->weights.resize(size_t{group_size} * clusters);
   for (uint32_t g = 0; g < group_size; ++g) {
-    const float* weights = masses.weights() + size_t{g} * shares.size() + first;
-    float* out = tile->weights.data() + g * count;
-    for (size_t i = 0; i < count; ++i) {
-      const uint32_t c = tile->rows[i];
-      out[i] = weights[c] * segment.value_scales[c];
-    }
+    const float* const weights = masses.weights() + size_t{g} * shares.size() + first;
+    const float* const scales = segment.value_scales.data();
+    float* const out = tile->weights.data() + size_t{g} * clusters;
+    for (uint32_t c = 0; c < clusters; ++c) out[c] = weights[c] * scales[c];
   }
   kernels.accumulate_means(segment.value_codes.data(), tile->rows.data(), count, segment.value_dim,
-                           tile->weights.data(), count, group_size, numerators, segment.value_dim);
+                           tile->weights.data(), clusters, group_size, numerators,
+                           segment.value_dim);
   return count;
 }
 
@@ -191,6 +194,7 @@ std::vector<EstimatedCluster> LocateEstimated(HeadIndex index, std::span<const u
     }
     WAVEKV_CHECK(segment_idx < index.size(), "a flat cluster index below ClusterCount");
     located.push_back({index[segment_idx], cluster - first, cluster});
+    FetchBytes(&index[segment_idx]->first_row[cluster - first], 2 * sizeof(uint32_t));
   }
   return located;
 }
@@ -208,8 +212,13 @@ void EstimateOnCpu(const simd::Kernels& kernels, HeadIndex index,
   const float threshold = ReadThreshold(kernels, shares, clusters.size());
   ReadTile tile;
   float* const numerators = result->attention.out.data();
+  FetchAhead means_ahead(index, 1, [](const SegmentHead* segment) {
+    FetchPages(segment->value_codes.data(), segment->value_codes.size());
+    FetchBytes(segment->value_scales.data(), segment->value_scales.size() * sizeof(float));
+  });
   uint32_t first = 0;
   for (size_t s = 0; s < index.size(); ++s) {
+    means_ahead.Next();
     const SegmentHead& segment = *index[s];
     const size_t read = AddDeviations(kernels, segment, first, shares, threshold, masses,
                                       group_size, &tile, numerators);

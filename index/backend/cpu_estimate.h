@@ -16,6 +16,9 @@ struct EstimatedCluster {
   const SegmentHead* segment = nullptr;
   uint32_t cluster_idx = 0;  // In the segment.
   uint32_t flat_idx = 0;     // In the scores.
+
+  size_t first_row() const { return segment->first_row[cluster_idx]; }
+  size_t row_count() const { return segment->first_row[cluster_idx + 1] - first_row(); }
 };
 
 // `clusters` are flat indices, ascending.

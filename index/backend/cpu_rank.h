@@ -13,9 +13,16 @@ namespace wavekv {
 void RankOnCpu(const simd::Kernels& kernels, HeadIndex index, const GroupQuery& query,
                std::span<const float> steady_lse, ClusterScores* scores);
 
-// For query head `g`, log_masses [clusters] from logits [clusters]: the expected log mass of each
-// cluster. Returns the largest.
-float EstimateLogMasses(const simd::Kernels& kernels, HeadIndex index, const GroupQuery& query,
-                        uint32_t g, std::span<const float> logits, float* log_masses);
+// [segments, group_size]: for each unit of key spread the variance of the logits, which is scale^2
+// times the sum of q_j^2 * spread_shares_j.
+std::vector<float> ReachSquares(const simd::Kernels& kernels, HeadIndex index,
+                                const GroupQuery& query);
+
+// The expected log mass of each cluster for each head of a group, and the largest of each head.
+// reach_squares [segments, tops.size()] from ReachSquares; logits and log_masses [tops.size(),
+// cluster_count].
+void EstimateLogMasses(const simd::Kernels& kernels, HeadIndex index, uint32_t cluster_count,
+                       std::span<const float> reach_squares, const float* logits, float* log_masses,
+                       std::span<float> tops);
 
 }  // namespace wavekv

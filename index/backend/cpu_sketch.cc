@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "index/backend/fetch_ahead.h"
 #include "index/zone/cluster_mass.h"
 #include "storage/base/check.h"
 
@@ -17,6 +18,26 @@ namespace {
 // the second costs a few rows: docs/decisions/011-token-sketch.md.
 constexpr float kValueShareMin = 1e-4f;
 constexpr float kExactShareMin = 0.005f;
+
+// Clusters lie anywhere: the pages of all that will be read of them are asked for first.
+void FetchPagesOf(std::span<const EstimatedCluster> clusters, const GroupQuery& query) {
+  for (const EstimatedCluster& cluster : clusters) {
+    const SegmentHead& segment = *cluster.segment;
+    const size_t first = cluster.first_row(), count = cluster.row_count();
+    const auto fetch_codes = [=](const RowCodes& rows, size_t row_bytes) {
+      FetchPages(rows.codes.data() + first * row_bytes, count * row_bytes);
+      FetchPages(rows.steps.data() + first, count * sizeof(rows.steps[0]));
+    };
+    fetch_codes(segment.sketch.keys, SketchRowBytes(query.key_dim));
+    fetch_codes(segment.sketch.values, SketchRowBytes(query.value_dim));
+    FetchPages(segment.value_codes.data() + size_t{cluster.cluster_idx} * query.value_dim,
+               query.value_dim);
+    FetchPages(segment.value_scales.data() + cluster.cluster_idx, sizeof(float));
+  }
+}
+
+// Clusters between the one whose codes are at work and the one whose are requested.
+constexpr size_t kAheadClusters = 8;
 
 // Rows of the clusters, one after the other.
 struct SketchedRows {
@@ -54,11 +75,14 @@ struct SketchedRows {
     return thresholds;
   }
 
-  bool IsAbove(const std::vector<float>& thresholds, size_t row) const {
-    for (uint32_t g = 0; g < group_size; ++g) {
-      if (Weights(g)[row] > thresholds[g]) return true;
-    }
-    return false;
+  // The rows with at least that share of some head's mass, ascending.
+  std::vector<uint32_t> RowsOfShare(const simd::Kernels& kernels, float share,
+                                    const ClusterScores& ranked) const {
+    const std::vector<float> thresholds = WeightsOfShare(share, ranked);
+    std::vector<uint32_t> listed(row_count);
+    listed.resize(kernels.list_reaching(weights.data(), row_count, group_size, thresholds.data(),
+                                        row_count, listed.data()));
+    return listed;
   }
 };
 
@@ -67,15 +91,21 @@ SketchedRows ScoreSketches(const simd::Kernels& kernels, std::span<const Estimat
   SketchedRows rows;
   rows.group_size = query.group_size;
   for (const EstimatedCluster& cluster : clusters) {
-    rows.row_count += cluster.segment->sizes[cluster.cluster_idx];
+    rows.row_count += cluster.row_count();
   }
   rows.scores.resize(rows.row_count * query.group_size);
   const size_t row_bytes = SketchRowBytes(query.key_dim);
+  FetchAhead codes_ahead(clusters, kAheadClusters, [=](const EstimatedCluster& cluster) {
+    const RowCodes& keys = cluster.segment->sketch.keys;
+    const size_t first = cluster.first_row(), count = cluster.row_count();
+    FetchBytes(keys.codes.data() + first * row_bytes, count * row_bytes);
+    FetchBytes(keys.steps.data() + first, count * sizeof(keys.steps[0]));
+  });
   size_t first = 0;
   for (const EstimatedCluster& cluster : clusters) {
     const SegmentHead& segment = *cluster.segment;
-    const size_t row = segment.first_row[cluster.cluster_idx];
-    const size_t size = segment.sizes[cluster.cluster_idx];
+    const size_t row = cluster.first_row(), size = cluster.row_count();
+    codes_ahead.Next();
     for (uint32_t g = 0; g < query.group_size; ++g) {
       std::fill_n(rows.Scores(g) + first, size,
                   ranked.logits[size_t{g} * ranked.cluster_count + cluster.flat_idx]);
@@ -93,21 +123,28 @@ SketchedRows ScoreSketches(const simd::Kernels& kernels, std::span<const Estimat
 // Scores the heavy rows by their keys. There are at most 1 / kExactShareMin for each query head.
 void ScoreHeavyRows(const simd::Kernels& kernels, std::span<const EstimatedCluster> clusters,
                     const GroupQuery& query, const ClusterScores& ranked, SketchedRows* rows) {
-  const std::vector<float> thresholds = rows->WeightsOfShare(kExactShareMin, ranked);
-  size_t first = 0;
-  for (const EstimatedCluster& cluster : clusters) {
-    const SegmentHead& segment = *cluster.segment;
-    const size_t size = segment.sizes[cluster.cluster_idx];
-    for (size_t r = 0; r < size; ++r) {
-      if (!rows->IsAbove(thresholds, first + r)) continue;
-      rows->heavy.push_back(static_cast<uint32_t>(first + r));
-      const RowRun row = RowsOf(segment, segment.first_row[cluster.cluster_idx] + r, 1);
-      kernels.dot_rows(query.payload_dtype, query.queries.data(), query.group_size, query.key_dim,
-                       row.keys, 1, query.scale, rows->scores.data() + first + r, rows->row_count);
-    }
-    first += size;
+  rows->heavy = rows->RowsOfShare(kernels, kExactShareMin, ranked);
+  if (rows->heavy.empty()) return;
+  std::vector<RowRun> runs;
+  runs.reserve(rows->heavy.size());
+  auto cluster = clusters.begin();
+  size_t first = 0;  // Row of the cluster's first.
+  for (const uint32_t row : rows->heavy) {
+    for (; row - first >= cluster->row_count(); ++cluster) first += cluster->row_count();
+    runs.push_back(RowsOf(*cluster->segment, cluster->first_row() + row - first, 1));
+    FetchPages(runs.back().keys, 1);
+    FetchPages(runs.back().values, 1);
   }
-  if (!rows->heavy.empty()) rows->Weigh(kernels);
+  for (const RowRun& run : runs) {
+    FetchBytes(run.keys, query.key_dim * DTypeBytes(query.payload_dtype));
+    FetchBytes(run.values, query.value_dim * DTypeBytes(query.payload_dtype));
+  }
+  for (size_t i = 0; i < runs.size(); ++i) {
+    kernels.dot_rows(query.payload_dtype, query.queries.data(), query.group_size, query.key_dim,
+                     runs[i].keys, 1, query.scale, rows->scores.data() + rows->heavy[i],
+                     rows->row_count);
+  }
+  rows->Weigh(kernels);
 }
 
 // Sums of weight times value, [group_size, value_dim]; counts the sketched values that were read.
@@ -118,39 +155,70 @@ class ValueSums {
       : kernels_(kernels),
         query_(query),
         rows_(rows),
-        thresholds_(rows.WeightsOfShare(kValueShareMin, ranked)),
+        code_bytes_(SketchRowBytes(query.value_dim)),
+        read_(rows.RowsOfShare(kernels, kValueShareMin, ranked)),
+        mean_weights_(query.group_size),
+        segment_weights_(query.group_size, 0.0f),
         sums_(size_t{query.group_size} * query.value_dim, 0.0f) {}
 
-  // The clusters in the order of the rows.
-  void Add(const EstimatedCluster& cluster) {
-    const SegmentHead& segment = *cluster.segment;
-    const size_t row = segment.first_row[cluster.cluster_idx];
-    const size_t size = segment.sizes[cluster.cluster_idx];
-    std::vector<float> mean_weights(query_.group_size, 0.0f);
-    for (size_t r = 0; r < size; ++r, ++next_) {
-      if (heavy_ < rows_.heavy.size() && rows_.heavy[heavy_] == next_) {
-        ++heavy_;
-        AddExact(RowsOf(segment, row + r, 1));
-        continue;
-      }
-      for (uint32_t g = 0; g < query_.group_size; ++g) mean_weights[g] += rows_.Weights(g)[next_];
-      if (rows_.IsAbove(thresholds_, next_)) AddSketch(segment.sketch.values, row + r);
+  // In the order of the rows.
+  void Add(std::span<const EstimatedCluster> clusters) {
+    FetchAhead codes_ahead(
+        clusters, kAheadClusters,
+        [this, read = read_.begin(), first = size_t{0}](const EstimatedCluster& cluster) mutable {
+          const RowCodes& values = cluster.segment->sketch.values;
+          const size_t row = cluster.first_row(), end = first + cluster.row_count();
+          if (read != read_.end() && *read < end) {
+            FetchBytes(&values.steps[row], cluster.row_count() * sizeof(values.steps[0]));
+          }
+          for (; read != read_.end() && *read < end; ++read) {
+            FetchBytes(values.codes.data() + (row + *read - first) * code_bytes_, code_bytes_);
+          }
+          first = end;
+        });
+    for (const EstimatedCluster& cluster : clusters) {
+      if (cluster.segment != segment_) AddMeans();
+      segment_ = cluster.segment;
+      codes_ahead.Next();
+      AddCluster(cluster);
     }
-    AddMean(segment, cluster.cluster_idx, &mean_weights);
+    AddMeans();
   }
 
   std::vector<float> Take() { return std::move(sums_); }
   size_t sketched_values() const { return sketched_values_; }
 
  private:
-  // The stored value mean, for each head `weights` [group_size] times; overwrites the weights.
-  void AddMean(const SegmentHead& segment, uint32_t cluster, std::vector<float>* weights) {
-    kernels_.accumulate_rows(DType::kF32, segment.value_mean.data(), 1, query_.value_dim,
-                             weights->data(), 1, query_.group_size, sums_.data(), query_.value_dim);
-    for (float& weight : *weights) weight *= segment.value_scales[cluster];
-    kernels_.accumulate_means(segment.value_codes.data(), &cluster, 1, query_.value_dim,
-                              weights->data(), 1, query_.group_size, sums_.data(),
-                              query_.value_dim);
+  // All but the cluster's mean value, which waits for the others of the segment.
+  void AddCluster(const EstimatedCluster& cluster) {
+    const size_t row = cluster.first_row(), size = cluster.row_count();
+    std::fill(mean_weights_.begin(), mean_weights_.end(), 0.0f);
+    listed_.clear();
+    for (size_t r = 0; r < size; ++r, ++next_) {
+      const bool is_read = IsNext(read_, &next_read_);
+      if (IsNext(rows_.heavy, &next_heavy_)) {
+        AddExact(RowsOf(*cluster.segment, row + r, 1));
+        continue;
+      }
+      for (uint32_t g = 0; g < query_.group_size; ++g) mean_weights_[g] += rows_.Weights(g)[next_];
+      if (is_read) listed_.push_back(static_cast<uint32_t>(r));
+    }
+    AddCodes(cluster);
+    means_.push_back(cluster.cluster_idx);
+    const size_t clusters = cluster.segment->cluster_count;
+    scaled_mean_weights_.resize(query_.group_size * clusters);
+    for (uint32_t g = 0; g < query_.group_size; ++g) {
+      segment_weights_[g] += mean_weights_[g];
+      scaled_mean_weights_[g * clusters + cluster.cluster_idx] =
+          mean_weights_[g] * cluster.segment->value_scales[cluster.cluster_idx];
+    }
+  }
+
+  // Whether the row at work is the next of `list`, which then goes on.
+  bool IsNext(const std::vector<uint32_t>& list, size_t* at) const {
+    if (*at == list.size() || list[*at] != next_) return false;
+    ++*at;
+    return true;
   }
 
   void AddExact(const RowRun& row) {
@@ -159,20 +227,54 @@ class ValueSums {
                              sums_.data(), query_.value_dim);
   }
 
-  void AddSketch(const RowCodes& values, size_t row) {
-    ++sketched_values_;
-    kernels_.accumulate_codes(values.codes.data() + row * SketchRowBytes(query_.value_dim),
-                              values.steps[row], query_.value_dim, rows_.weights.data() + next_,
-                              rows_.row_count, query_.group_size, sums_.data(), query_.value_dim);
+  // The sketched values of the listed rows of the cluster, which is the last behind.
+  void AddCodes(const EstimatedCluster& cluster) {
+    if (listed_.empty()) return;
+    sketched_values_ += listed_.size();
+    const RowCodes& values = cluster.segment->sketch.values;
+    const size_t row = cluster.first_row(), size = cluster.row_count();
+    code_weights_.resize(query_.group_size * size);
+    for (uint32_t g = 0; g < query_.group_size; ++g) {
+      const float* const weights = rows_.Weights(g) + next_ - size;
+      for (size_t r = 0; r < size; ++r) {
+        code_weights_[g * size + r] = weights[r] * BF16ToFloat(values.steps[row + r]);
+      }
+    }
+    kernels_.accumulate_codes(values.codes.data() + row * code_bytes_, listed_.data(),
+                              listed_.size(), query_.value_dim, code_weights_.data(), size,
+                              query_.group_size, sums_.data(), query_.value_dim);
+  }
+
+  // The mean values of the clusters that wait.
+  void AddMeans() {
+    if (means_.empty()) return;
+    kernels_.accumulate_rows(DType::kF32, segment_->value_mean.data(), 1, query_.value_dim,
+                             segment_weights_.data(), 1, query_.group_size, sums_.data(),
+                             query_.value_dim);
+    kernels_.accumulate_means(segment_->value_codes.data(), means_.data(), means_.size(),
+                              query_.value_dim, scaled_mean_weights_.data(),
+                              segment_->cluster_count, query_.group_size, sums_.data(),
+                              query_.value_dim);
+    means_.clear();
+    std::fill(segment_weights_.begin(), segment_weights_.end(), 0.0f);
   }
 
   const simd::Kernels& kernels_;
   const GroupQuery& query_;
   const SketchedRows& rows_;
-  const std::vector<float> thresholds_;
+  const size_t code_bytes_;           // Of a value's row.
+  const std::vector<uint32_t> read_;  // Rows whose values matter, ascending.
+  size_t next_ = 0;                   // Row.
+  size_t next_read_ = 0;
+  size_t next_heavy_ = 0;
+  std::vector<uint32_t> listed_;     // Rows of the cluster whose sketched values are read.
+  std::vector<float> code_weights_;  // [group_size, rows of the cluster] times the rows' steps
+  std::vector<float> mean_weights_;  // [group_size] of the cluster's mean value
+  const SegmentHead* segment_ = nullptr;
+  std::vector<uint32_t> means_;             // Clusters of the segment that wait.
+  std::vector<float> segment_weights_;      // [group_size] of the segment's mean value
+  std::vector<float> scaled_mean_weights_;  // [group_size, clusters] of the means' codes
   std::vector<float> sums_;
-  size_t next_ = 0;   // Row.
-  size_t heavy_ = 0;  // Heavy rows behind.
   size_t sketched_values_ = 0;
 };
 
@@ -209,7 +311,7 @@ void BoundRows(const simd::Kernels& kernels, std::span<const EstimatedCluster> c
   for (uint32_t g = 0; g < rows.group_size; ++g) {
     size_t first = 0;
     for (size_t i = 0; i < clusters.size(); ++i) {
-      const size_t size = clusters[i].segment->sizes[clusters[i].cluster_idx];
+      const size_t size = clusters[i].row_count();
       const LogMassBounds bounds = BoundSketch(
           clusters[i], WeightOf(rows, g, first, size), rows.peaks[g],
           scores.logits[size_t{g} * scores.cluster_count + clusters[i].flat_idx], reaches[g]);
@@ -229,10 +331,11 @@ void SketchOutput(const simd::Kernels& kernels, std::span<const EstimatedCluster
   for (const EstimatedCluster& cluster : clusters) {
     WAVEKV_CHECK(!cluster.segment->sketch.empty(), "sketched clusters have a sketch");
   }
+  FetchPagesOf(clusters, query);
   SketchedRows rows = ScoreSketches(kernels, clusters, query, scores);
   ScoreHeavyRows(kernels, clusters, query, scores, &rows);
   ValueSums values(kernels, query, rows, scores);
-  for (const EstimatedCluster& cluster : clusters) values.Add(cluster);
+  values.Add(clusters);
   PartialAttention& attention = result->attention;
   attention.out = values.Take();
   attention.lse.clear();

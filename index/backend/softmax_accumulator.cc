@@ -29,9 +29,7 @@ float SoftmaxAccumulator::RaiseMax(uint32_t head, float score) {
   return max = score;
 }
 
-void SoftmaxAccumulator::AddTile(float* scores, uint32_t row_count,
-                                 std::span<const ValueRun> runs) {
-  if (row_count == 0) return;
+size_t SoftmaxAccumulator::WeighTile(float* scores, uint32_t row_count) {
   // A call for less than a vector takes as long as one for a vector: few rows are moved together,
   // head beside head, and weighed in one.
   const bool few = row_count < kernels_.float_lanes;
@@ -53,12 +51,13 @@ void SoftmaxAccumulator::AddTile(float* scores, uint32_t row_count,
       denominator_[g] += sum;
     }
   }
-  uint32_t first = 0;
-  for (const ValueRun& run : runs) {
-    kernels_.accumulate_rows(value_dtype_, run.values, run.row_count, value_dim_, scores + first,
-                             stride, group_size_, result_->out.data(), value_dim_);
-    first += run.row_count;
-  }
+  return stride;
+}
+
+void SoftmaxAccumulator::AddValues(const ValueRun& run, const float* weights,
+                                   size_t weight_stride) {
+  kernels_.accumulate_rows(value_dtype_, run.values, run.row_count, value_dim_, weights,
+                           weight_stride, group_size_, result_->out.data(), value_dim_);
 }
 
 void SoftmaxAccumulator::Finish() {

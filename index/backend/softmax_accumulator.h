@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "absl/container/inlined_vector.h"
 #include "index/backend/compute_backend.h"
@@ -32,9 +31,12 @@ class SoftmaxAccumulator {
   SoftmaxAccumulator(const simd::Kernels& kernels, uint32_t group_size, uint32_t value_dim,
                      DType value_dtype, PartialAttention* result);
 
-  // Adds `row_count` <= kTileRows rows with these scores; overwrites the scores.
-  // scores [group_size, kTileRows]; runs hold row_count rows together.
-  void AddTile(float* scores, uint32_t row_count, std::span<const ValueRun> runs);
+  // Adds the mass of 1 to kTileRows rows with these scores, [group_size, kTileRows], which become
+  // their weights, [group_size, the returned stride]. AddValues of the same rows follows.
+  size_t WeighTile(float* scores, uint32_t row_count);
+
+  // Adds the values of some of the tile's rows, in order; weights from the first of these rows on.
+  void AddValues(const ValueRun& run, const float* weights, size_t weight_stride);
 
   // Leaves the normalised output and log mass of what was added in the result. Once.
   void Finish();

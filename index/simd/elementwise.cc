@@ -45,40 +45,71 @@ float ExpSum(float* x, size_t n, float shift) {
   return result;
 }
 
-// Clusters from `i` on: a vector of them, or `few` < kLanes. Returns their largest.
-HWY_INLINE V WeighVector(const float* scores, const float* key_spreads, const float* log_sizes,
-                         float reach_squared, size_t few, float* log_masses) {
-  const auto load = [few](const float* x)
-                        HWY_ATTR { return few == 0 ? hn::LoadU(kD, x) : LoadFew(x, few); };
-  const V log_size = load(log_sizes), half = hn::Set(kD, 0.5f);
-  // Far beyond what makes a difference, and small enough to multiply.
-  const V variance =
-      hn::Min(hn::Mul(hn::Set(kD, reach_squared), load(key_spreads)), hn::Set(kD, 1e30f));
-  const V deviation = hn::Sqrt(variance);
-  const V reached = hn::Sqrt(hn::Add(log_size, log_size));  // sqrt(2 ln n)
-  const V many = hn::Mul(half, variance);
-  const V few_tokens = hn::Sub(hn::Mul(deviation, reached), log_size);
-  const V normal = hn::IfThenElse(hn::Le(deviation, reached), many, few_tokens);
-  const V gain = hn::Mul(half, hn::Min(normal, deviation));
-  const V log_mass = ClampScore(hn::Add(load(scores), hn::Add(log_size, gain)));
-  if (few == 0) {
-    hn::StoreU(log_mass, kD, log_masses);
-    return log_mass;
+// What the masses of a vector of clusters, or of `few` < kLanes, have in common for all heads.
+struct ClusterVector {
+  V log_size, deviation, reached;  // Deviation of the logits for a reach of 1; sqrt(2 ln n).
+
+  HWY_INLINE ClusterVector(const float* key_spreads, const float* log_sizes, size_t few) {
+    // Far beyond what makes a difference, and small enough to multiply.
+    const V largest = hn::Set(kD, 1e30f);
+    deviation = hn::Sqrt(
+        hn::Min(few == 0 ? hn::LoadU(kD, key_spreads) : LoadFew(key_spreads, few), largest));
+    log_size = few == 0 ? hn::LoadU(kD, log_sizes) : LoadFew(log_sizes, few);
+    reached = hn::Sqrt(hn::Add(log_size, log_size));
   }
-  StoreFew(log_mass, log_masses, few);
-  return hn::IfThenElse(hn::Lt(hn::Iota(kD, 0), hn::Set(kD, static_cast<float>(few))), log_mass,
-                        hn::Set(kD, -std::numeric_limits<float>::infinity()));
+
+  HWY_INLINE V LogMass(V score, V reach) const {
+    const V half = hn::Set(kD, 0.5f);
+    const V s = hn::Mul(reach, deviation);
+    const V many = hn::Mul(half, hn::Mul(s, s));
+    const V few_tokens = hn::Sub(hn::Mul(s, reached), log_size);
+    const V normal = hn::IfThenElse(hn::Le(s, reached), many, few_tokens);
+    const V gain = hn::Mul(half, hn::Min(normal, s));
+    return ClampScore(hn::Add(score, hn::Add(log_size, gain)));
+  }
+};
+
+template <size_t kHeads>
+void EstimateHeads(const float* scores, size_t stride, const float* key_spreads,
+                   const float* log_sizes, const float* reach_squares, size_t n, float* log_masses,
+                   float* tops) {
+  V reaches[kHeads], largest[kHeads];
+  for (size_t g = 0; g < kHeads; ++g) {
+    reaches[g] = hn::Sqrt(hn::Set(kD, reach_squares[g]));
+    largest[g] = hn::Set(kD, tops[g]);
+  }
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const ClusterVector clusters(key_spreads + i, log_sizes + i, 0);
+    for (size_t g = 0; g < kHeads; ++g) {
+      const V mass = clusters.LogMass(hn::LoadU(kD, scores + g * stride + i), reaches[g]);
+      hn::StoreU(mass, kD, log_masses + g * stride + i);
+      largest[g] = hn::Max(largest[g], mass);
+    }
+  }
+  const size_t few = n - i;
+  for (size_t g = 0; g < kHeads; ++g) {
+    tops[g] = hn::GetLane(hn::MaxOfLanes(kD, largest[g]));
+    if (few == 0) continue;
+    const ClusterVector clusters(key_spreads + i, log_sizes + i, few);
+    float* const masses = log_masses + g * stride + i;
+    StoreFew(clusters.LogMass(LoadFew(scores + g * stride + i, few), reaches[g]), masses, few);
+    for (size_t k = 0; k < few; ++k) tops[g] = masses[k] > tops[g] ? masses[k] : tops[g];
+  }
 }
 
-float EstimateLogMasses(const float* scores, const float* key_spreads, const float* log_sizes,
-                        float reach_squared, size_t n, float* log_masses) {
-  V largest = hn::Set(kD, -std::numeric_limits<float>::infinity());
-  for (size_t i = 0; i < n; i += kLanes) {
-    const size_t few = n - i < kLanes ? n - i : 0;
-    largest = hn::Max(largest, WeighVector(scores + i, key_spreads + i, log_sizes + i,
-                                           reach_squared, few, log_masses + i));
+void EstimateLogMasses(const float* scores, size_t stride, size_t group_size,
+                       const float* key_spreads, const float* log_sizes, const float* reach_squares,
+                       size_t n, float* log_masses, float* tops) {
+  size_t g = 0;
+  for (; g + kHeadsPerPass <= group_size; g += kHeadsPerPass) {
+    EstimateHeads<kHeadsPerPass>(scores + g * stride, stride, key_spreads, log_sizes,
+                                 reach_squares + g, n, log_masses + g * stride, tops + g);
   }
-  return hn::GetLane(hn::MaxOfLanes(kD, largest));
+  for (; g < group_size; ++g) {
+    EstimateHeads<1>(scores + g * stride, stride, key_spreads, log_sizes, reach_squares + g, n,
+                     log_masses + g * stride, tops + g);
+  }
 }
 
 float Dot(const float* a, const float* b, size_t n) {
@@ -121,6 +152,30 @@ void SumsBelow(const float* x, size_t n, const float* thresholds, size_t thresho
     }
     sums[k] += HorizontalSum(sum);
   }
+}
+
+size_t ListReaching(const float* x, size_t stride, size_t group_size, const float* thresholds,
+                    size_t n, uint32_t* list) {
+  const hn::RebindToUnsigned<D> du;
+  size_t count = 0, i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    auto reaches = hn::Ge(hn::LoadU(kD, x + i), hn::Set(kD, thresholds[0]));
+    for (size_t g = 1; g < group_size; ++g) {
+      const V value = hn::LoadU(kD, x + g * stride + i);
+      reaches = hn::Or(reaches, hn::Ge(value, hn::Set(kD, thresholds[g])));
+    }
+    // No more than i are listed by now: a whole vector has room.
+    const auto places = hn::Iota(du, static_cast<uint32_t>(i));
+    hn::StoreU(hn::Compress(places, hn::RebindMask(du, reaches)), du, list + count);
+    count += hn::CountTrue(kD, reaches);
+  }
+  for (; i < n; ++i) {
+    bool reaches = false;
+    for (size_t g = 0; g < group_size; ++g) reaches |= x[g * stride + i] >= thresholds[g];
+    list[count] = static_cast<uint32_t>(i);
+    count += reaches ? 1 : 0;
+  }
+  return count;
 }
 
 void Scale(float* x, size_t n, float factor) {
@@ -202,6 +257,7 @@ void FillElementwise(Kernels* kernels) {
   kernels->dot = &Dot;
   kernels->combine = &Combine;
   kernels->sums_below = &SumsBelow;
+  kernels->list_reaching = &ListReaching;
   kernels->rank_clusters = &RankClusters;
   kernels->to_float = &ToFloat;
 }

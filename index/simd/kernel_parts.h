@@ -9,7 +9,7 @@ void SetDotKernels(Kernels* kernels);
 void SetAccumulateKernels(Kernels* kernels);
 void SetSketchKernels(Kernels* kernels);
 void SetElementwiseKernels(Kernels* kernels);
-void SetMeansKernels(Kernels* kernels);
+void SetPanelKernels(Kernels* kernels);
 void SetAssignKernels(Kernels* kernels);
 
 // Extensions of AVX-512: where this processor has one, replaces the loops that gain by it, names

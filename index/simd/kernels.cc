@@ -61,7 +61,7 @@ std::vector<Kernels> MakeLevels() {
     SetAccumulateKernels(&level);
     SetElementwiseKernels(&level);
     SetSketchKernels(&level);
-    SetMeansKernels(&level);
+    SetPanelKernels(&level);
     SetAssignKernels(&level);
     if (level.isa == std::string_view("avx512")) {
       Kernels extended = level;

@@ -50,11 +50,6 @@ struct Kernels {
                         const uint16_t* steps, size_t row_count, float scale, float* scores,
                         size_t score_stride);
 
-  // sums[g * sum_stride + j] += weights[g * weight_stride] * sketched difference j of one row.
-  // codes [SketchRowBytes(dim)] and its step.
-  void (*accumulate_codes)(const uint8_t* codes, uint16_t step, size_t dim, const float* weights,
-                           size_t weight_stride, size_t group_size, float* sums, size_t sum_stride);
-
   // scores[g * score_stride + r] = bases[g] + factors[g] * scales[r] * (query codes g . codes r),
   // clamped to +-kScoreMax; the products' sum is exact. `panels` holds the codes of row_count
   // clusters as SegmentHead::key_codes does, queries.padded_dim of each.
@@ -62,9 +57,14 @@ struct Kernels {
                      const float* scales, const float* bases, const float* factors, float* scores,
                      size_t score_stride);
 
-  // sums[g * sum_stride + j] += sum over r of weights[g * weight_stride + r] * codes[rows[r], j], r
-  // ascending. codes [any, dim].
+  // For each r of `rows` in turn: sums[g * sum_stride + j] += weights[g * weight_stride + r] *
+  // codes[r, j]. codes [any, dim].
   void (*accumulate_means)(const int8_t* codes, const uint32_t* rows, size_t row_count, size_t dim,
+                           const float* weights, size_t weight_stride, size_t group_size,
+                           float* sums, size_t sum_stride);
+
+  // The same with 4-bit codes about their middle: codes [any, SketchRowBytes(dim)] as in RowCodes.
+  void (*accumulate_codes)(const uint8_t* codes, const uint32_t* rows, size_t row_count, size_t dim,
                            const float* weights, size_t weight_stride, size_t group_size,
                            float* sums, size_t sum_stride);
 
@@ -74,14 +74,15 @@ struct Kernels {
   // x[i] = exp(x[i] - shift); returns their sum. x[i] - shift is at most 0.
   float (*exp_sum)(float* x, size_t n, float shift);
 
-  // log_masses[i] = scores[i] + log_sizes[i] + gain, clamped: the expected log of a sum of exp over
-  // a cluster of n tokens whose logits scatter by s = sqrt(reach_squared * key_spreads[i]) about
-  // the score. The gain is half of what normal ones have: s^2 / 2; above s = sqrt(2 ln n), where a
-  // few cannot hold the tail, s sqrt(2 ln n) - ln n; and at most s. Returns the largest; -inf when
-  // n is 0. key_spreads and reach_squared are not negative, log_sizes the logs of whole numbers.
-  float (*estimate_log_masses)(const float* scores, const float* key_spreads,
-                               const float* log_sizes, float reach_squared, size_t n,
-                               float* log_masses);
+  // For each head g of a group: log_masses[g * stride + i] = scores[g * stride + i] + log_sizes[i]
+  // + gain, clamped: the expected log of a sum of exp over a cluster of n tokens whose logits
+  // scatter by s = sqrt(reach_squares[g] * key_spreads[i]) about the score. The gain is half of
+  // what normal ones have: s^2 / 2; above s = sqrt(2 ln n), where a few cannot hold the tail, s
+  // sqrt(2 ln n) - ln n; and at most s. tops[g] becomes the largest if it is less. key_spreads and
+  // reach_squares are not negative, log_sizes the logs of whole numbers.
+  void (*estimate_log_masses)(const float* scores, size_t stride, size_t group_size,
+                              const float* key_spreads, const float* log_sizes,
+                              const float* reach_squares, size_t n, float* log_masses, float* tops);
 
   // x[i] *= factor.
   void (*scale)(float* x, size_t n, float factor);
@@ -96,6 +97,11 @@ struct Kernels {
   // sums[k] += sum of the x[i] that are below thresholds[k].
   void (*sums_below)(const float* x, size_t n, const float* thresholds, size_t threshold_count,
                      float* sums);
+
+  // Lists, ascending, each i below n with x[g * stride + i] >= thresholds[g] for some g. `list` has
+  // room for n; returns how many. group_size is at least 1.
+  size_t (*list_reaching)(const float* x, size_t stride, size_t group_size, const float* thresholds,
+                          size_t n, uint32_t* list);
 
   // For each head g, weights[g * stride + i] being in proportion to its estimated mass of cluster
   // i: mass_share[i] = sum over g of factors.share[g] * weight; rank[i] = value_spreads[i] * sum

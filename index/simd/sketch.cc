@@ -1,4 +1,4 @@
-// Loops over 4-bit codes (index/token_sketch.h).
+// Scores of 4-bit codes (index/token_sketch.h).
 // Compiled once for each target by Highway's foreach_target; see kernels.h for what each loop does.
 #include <cstring>
 
@@ -111,39 +111,7 @@ void AddCodeDots(const float* queries, size_t group_size, size_t dim, const uint
   }
 }
 
-void AccumulateCodes(const uint8_t* row, uint16_t step, size_t dim, const float* weights,
-                     size_t weight_stride, size_t group_size, float* sums, size_t sum_stride) {
-  const size_t half = SketchRowBytes(dim);
-  const float unit = StepOf(&step, 0);
-  size_t b = 0;
-  for (; b + kLanes <= dim - half; b += kLanes) {
-    const CodePair codes = LoadCodes(row + b);
-    for (size_t g = 0; g < group_size; ++g) {
-      const V weight = hn::Set(kD, weights[g * weight_stride] * unit);
-      float* const low = sums + g * sum_stride + b;
-      hn::StoreU(hn::MulAdd(weight, codes.low, hn::LoadU(kD, low)), kD, low);
-      float* const high = low + half;
-      hn::StoreU(hn::MulAdd(weight, codes.high, hn::LoadU(kD, high)), kD, high);
-    }
-  }
-  for (; b < half; b += kLanes) {
-    const size_t low_count = half - b < kLanes ? half - b : kLanes;
-    const size_t high_count = dim - half - b < low_count ? dim - half - b : low_count;
-    const CodePair codes = LoadFewCodes(row + b, low_count);
-    for (size_t g = 0; g < group_size; ++g) {
-      const V weight = hn::Set(kD, weights[g * weight_stride] * unit);
-      float* const low = sums + g * sum_stride + b;
-      StoreFew(hn::MulAdd(weight, codes.low, LoadFew(low, low_count)), low, low_count);
-      float* const high = low + half;
-      StoreFew(hn::MulAdd(weight, codes.high, LoadFew(high, high_count)), high, high_count);
-    }
-  }
-}
-
-void FillSketch(Kernels* kernels) {
-  kernels->add_code_dots = &AddCodeDots;
-  kernels->accumulate_codes = &AccumulateCodes;
-}
+void FillSketch(Kernels* kernels) { kernels->add_code_dots = &AddCodeDots; }
 
 }  // namespace wavekv::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -47,13 +47,11 @@ float GuessThreshold(const std::vector<float>& rank, uint32_t count) {
 // The best `count` clusters, sorted. Only those that reach a guessed threshold are sorted.
 std::vector<uint32_t> BestClusters(const std::vector<float>& rank, uint32_t count) {
   const auto reaching = [&](float threshold) {
-    std::vector<uint64_t> keys(rank.size());
-    size_t found = 0;
+    std::vector<uint64_t> keys;
+    keys.reserve(2 * size_t{count});
     for (uint32_t c = 0; c < rank.size(); ++c) {
-      keys[found] = OrderKey(rank[c], c);
-      found += rank[c] >= threshold ? 1 : 0;
+      if (rank[c] >= threshold) keys.push_back(OrderKey(rank[c], c));
     }
-    keys.resize(found);
     return keys;
   };
   std::vector<uint64_t> keys = reaching(GuessThreshold(rank, count));

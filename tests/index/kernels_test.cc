@@ -281,61 +281,71 @@ TEST_P(KernelsTest, DotCodesStaysFinite) {
   EXPECT_EQ(scores[2], -kScoreMax);
 }
 
-TEST_P(KernelsTest, AccumulateCodesMatchesDouble) {
-  auto random = NewRandom(13);
-  for (const uint32_t dim : kDims) {
-    for (const uint32_t group : {1u, 2u, 3u, 5u, 8u}) {
-      std::vector<int8_t> codes(50 * dim);
-      for (int8_t& code : codes) code = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
-      std::vector<uint32_t> rows(random() % 30);
-      for (uint32_t& row : rows) row = static_cast<uint32_t>(random() % 50);
-      const size_t weight_stride = rows.size() + 1;
-      const std::vector<float> weights = Gaussian(random, group * weight_stride);
-      std::vector<float> sums(group * dim, 1);
-      kernels_.accumulate_means(codes.data(), rows.data(), rows.size(), dim, weights.data(),
-                                weight_stride, group, sums.data(), dim);
-      for (uint32_t g = 0; g < group; ++g) {
-        for (uint32_t j = 0; j < dim; ++j) {
-          double exact = 1;
-          for (size_t i = 0; i < rows.size(); ++i) {
-            exact += double{weights[g * weight_stride + i]} * codes[rows[i] * dim + j];
-          }
-          ASSERT_NEAR(sums[g * dim + j], exact, 5e-3) << "30 roundings of sums below 3,000";
-        }
-      }
-    }
-  }
-}
-
 TEST_P(KernelsTest, EstimatedLogMassesMatchDouble) {
   auto random = NewRandom(14);
   for (const size_t n : {0u, 1u, 15u, 16u, 17u, 50u}) {
-    const std::vector<float> scores = Gaussian(random, n, 10);
-    std::vector<float> spreads, log_sizes, found(n + 1, 7);
-    for (size_t i = 0; i < n; ++i) {
-      // From none to far beyond what a cluster can hold.
-      spreads.push_back(i % 5 == 0 ? 0.0f : std::exp2(static_cast<float>(random() % 12) - 6.0f));
-      log_sizes.push_back(std::log(static_cast<float>(1 + random() % 32)));
+    for (const size_t group : {1u, 3u, 4u, 9u}) {
+      const size_t stride = n + 1;
+      const std::vector<float> scores = Gaussian(random, group * stride, 10);
+      std::vector<float> spreads, log_sizes, reaches, found(group * stride, 7), tops(group, -9);
+      for (size_t i = 0; i < n; ++i) {
+        // From none to far beyond what a cluster can hold.
+        spreads.push_back(i % 5 == 0 ? 0.0f : std::exp2(static_cast<float>(random() % 12) - 6.0f));
+        log_sizes.push_back(std::log(static_cast<float>(1 + random() % 32)));
+      }
+      for (size_t g = 0; g < group; ++g) reaches.push_back(g == 1 ? 0.0f : 2.5f / (1 + g));
+      kernels_.estimate_log_masses(scores.data(), stride, group, spreads.data(), log_sizes.data(),
+                                   reaches.data(), n, found.data(), tops.data());
+      for (size_t g = 0; g < group; ++g) {
+        float top = -9;
+        for (size_t i = 0; i < n; ++i) {
+          const double variance = double{reaches[g]} * spreads[i], deviation = std::sqrt(variance),
+                       reached = std::sqrt(2.0 * log_sizes[i]);
+          const double gain =
+              deviation <= reached ? variance / 2 : deviation * reached - log_sizes[i];
+          const double exact =
+              scores[g * stride + i] + log_sizes[i] + std::min(gain, deviation) / 2;
+          ASSERT_NEAR(found[g * stride + i], exact, 1e-5 * (std::abs(exact) + 10));
+          top = std::max(top, found[g * stride + i]);
+        }
+        EXPECT_EQ(tops[g], top);
+        EXPECT_EQ(found[g * stride + n], 7);
+      }
     }
-    const float largest = kernels_.estimate_log_masses(scores.data(), spreads.data(),
-                                                       log_sizes.data(), 2.5f, n, found.data());
-    double top = -kInf;
-    for (size_t i = 0; i < n; ++i) {
-      const double variance = 2.5 * spreads[i], deviation = std::sqrt(variance),
-                   reached = std::sqrt(2.0 * log_sizes[i]);
-      const double gain = deviation <= reached ? variance / 2 : deviation * reached - log_sizes[i];
-      const double exact = scores[i] + log_sizes[i] + std::min(gain, deviation) / 2;
-      ASSERT_NEAR(found[i], exact, 1e-5 * (std::abs(exact) + 10));
-      top = std::max(top, double{found[i]});
-    }
-    EXPECT_EQ(largest, top);
-    EXPECT_EQ(found[n], 7);
   }
   // The gain of a cluster of one is nothing, whatever its spread.
-  const float score = 3, spread = 100, log_size = 0;
-  float found = 0;
-  kernels_.estimate_log_masses(&score, &spread, &log_size, 1, 1, &found);
+  const float score = 3, spread = 100, log_size = 0, reach = 1;
+  float found = 0, top = -kInf;
+  kernels_.estimate_log_masses(&score, 1, 1, &spread, &log_size, &reach, 1, &found, &top);
   EXPECT_EQ(found, 3);
+  EXPECT_EQ(top, 3);
+}
+
+TEST_P(KernelsTest, ListReachingListsWhatReachesAnyThreshold) {
+  auto random = NewRandom(17);
+  for (const size_t n : {0u, 1u, 15u, 16u, 17u, 100u}) {
+    for (const size_t group : {1u, 2u, 5u}) {
+      const size_t stride = n + 3;
+      std::vector<float> x = Gaussian(random, group * stride);
+      // None, some, all; a number that equals the threshold reaches it.
+      for (const float threshold : {9.0f, 1.5f, -9.0f}) {
+        std::vector<float> thresholds(group, threshold);
+        thresholds.back() += 0.5f;
+        if (n > 0) x[random() % n] = thresholds[0];
+        std::vector<uint32_t> expected, found(n + 1, 7);
+        for (size_t i = 0; i < n; ++i) {
+          bool reaches = false;
+          for (size_t g = 0; g < group; ++g) reaches |= x[g * stride + i] >= thresholds[g];
+          if (reaches) expected.push_back(static_cast<uint32_t>(i));
+        }
+        const size_t count =
+            kernels_.list_reaching(x.data(), stride, group, thresholds.data(), n, found.data());
+        EXPECT_EQ(found[n], 7u);
+        found.resize(count);
+        EXPECT_EQ(found, expected);
+      }
+    }
+  }
 }
 
 TEST_P(KernelsTest, RankClustersMatchesDouble) {

@@ -1,4 +1,4 @@
-// Scores of 8-bit rows in panels, and sums of 8-bit rows by weight.
+// Scores of 8-bit rows in panels.
 // Compiled once for each target by Highway's foreach_target; see kernels.h for what each loop does.
 #include <cstring>
 #include <limits>
@@ -7,7 +7,7 @@
 #include "index/simd/kernel_parts.h"
 #include "index/simd/targets.h"
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "index/simd/means.cc"
+#define HWY_TARGET_INCLUDE "index/simd/panels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // Per-target headers come after it.
@@ -137,96 +137,7 @@ void DotPanels(const QueryCodes& queries, const uint8_t* panels, size_t row_coun
   }
 }
 
-// kLanes codes as floats; `few` < kLanes of them, then zeros, when few != 0.
-HWY_INLINE V LoadMeanCodes(const int8_t* HWY_RESTRICT codes, size_t few) {
-  const hn::Rebind<int8_t, D> d8;
-  const hn::RebindToSigned<D> d32;
-  if (few == 0) return hn::ConvertTo(kD, hn::PromoteTo(d32, hn::LoadU(d8, codes)));
-  alignas(64) int8_t padded[64] = {};
-  std::memcpy(padded, codes, few);
-  return hn::ConvertTo(kD, hn::PromoteTo(d32, hn::LoadU(d8, padded)));
-}
-
-template <size_t kHeads, size_t kVectors>
-HWY_INLINE void AccumulateMeanColumns(const int8_t* HWY_RESTRICT codes,
-                                      const uint32_t* HWY_RESTRICT rows, size_t row_count,
-                                      size_t dim, size_t few, const float* HWY_RESTRICT weights,
-                                      size_t weight_stride, float* HWY_RESTRICT sums,
-                                      size_t sum_stride) {
-  V totals[kHeads][kVectors];
-  for (size_t g = 0; g < kHeads; ++g) {
-    for (size_t v = 0; v < kVectors; ++v) {
-      const float* sum = sums + g * sum_stride + v * kLanes;
-      totals[g][v] = few == 0 ? hn::LoadU(kD, sum) : LoadFew(sum, few);
-    }
-  }
-  for (size_t r = 0; r < row_count; ++r) {
-    const int8_t* row = codes + rows[r] * dim;
-    V values[kVectors];
-    for (size_t v = 0; v < kVectors; ++v) values[v] = LoadMeanCodes(row + v * kLanes, few);
-    for (size_t g = 0; g < kHeads; ++g) {
-      const V weight = hn::Set(kD, weights[g * weight_stride + r]);
-      for (size_t v = 0; v < kVectors; ++v) {
-        totals[g][v] = hn::MulAdd(weight, values[v], totals[g][v]);
-      }
-    }
-  }
-  for (size_t g = 0; g < kHeads; ++g) {
-    for (size_t v = 0; v < kVectors; ++v) {
-      float* sum = sums + g * sum_stride + v * kLanes;
-      if (few == 0) {
-        hn::StoreU(totals[g][v], kD, sum);
-      } else {
-        StoreFew(totals[g][v], sum, few);
-      }
-    }
-  }
-}
-
-template <size_t kHeads>
-void AccumulateMeansHeads(const int8_t* codes, const uint32_t* rows, size_t row_count, size_t dim,
-                          const float* weights, size_t weight_stride, float* sums,
-                          size_t sum_stride) {
-  constexpr size_t kVectors = kManyRegisters ? 4 : 2;
-  size_t j = 0;
-  for (; j + kVectors * kLanes <= dim; j += kVectors * kLanes) {
-    AccumulateMeanColumns<kHeads, kVectors>(codes + j, rows, row_count, dim, 0, weights,
-                                            weight_stride, sums + j, sum_stride);
-  }
-  for (; j < dim; j += kLanes) {
-    const size_t few = dim - j < kLanes ? dim - j : 0;
-    AccumulateMeanColumns<kHeads, 1>(codes + j, rows, row_count, dim, few, weights, weight_stride,
-                                     sums + j, sum_stride);
-  }
-}
-
-void AccumulateMeans(const int8_t* codes, const uint32_t* rows, size_t row_count, size_t dim,
-                     const float* weights, size_t weight_stride, size_t group_size, float* sums,
-                     size_t sum_stride) {
-  for (size_t g = 0; g < group_size; g += kHeadsPerPass) {
-    const float* w = weights + g * weight_stride;
-    float* out = sums + g * sum_stride;
-    switch (group_size - g) {
-      case 1:
-        AccumulateMeansHeads<1>(codes, rows, row_count, dim, w, weight_stride, out, sum_stride);
-        break;
-      case 2:
-        AccumulateMeansHeads<2>(codes, rows, row_count, dim, w, weight_stride, out, sum_stride);
-        break;
-      case 3:
-        AccumulateMeansHeads<3>(codes, rows, row_count, dim, w, weight_stride, out, sum_stride);
-        break;
-      default:
-        AccumulateMeansHeads<kHeadsPerPass>(codes, rows, row_count, dim, w, weight_stride, out,
-                                            sum_stride);
-    }
-  }
-}
-
-void FillMeans(Kernels* kernels) {
-  kernels->dot_panels = &DotPanels;
-  kernels->accumulate_means = &AccumulateMeans;
-}
+void FillPanels(Kernels* kernels) { kernels->dot_panels = &DotPanels; }
 
 }  // namespace wavekv::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -234,9 +145,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace wavekv::simd {
 
-HWY_EXPORT(FillMeans);
+HWY_EXPORT(FillPanels);
 
-void SetMeansKernels(Kernels* kernels) { HWY_DYNAMIC_DISPATCH(FillMeans)(kernels); }
+void SetPanelKernels(Kernels* kernels) { HWY_DYNAMIC_DISPATCH(FillPanels)(kernels); }
 
 }  // namespace wavekv::simd
 #endif  // HWY_ONCE
