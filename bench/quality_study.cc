@@ -1,7 +1,7 @@
 // The numbers of docs/index_quality.md: how good an index and a budget are on a real model's keys,
 // values and queries, against the bytes that they read.
 //
-//   quality_study RECORDING [--prefill=N] [--layers=0,3,6] [--queries=N] [--drift=N]
+//   quality_study TRACE [--prefill=N] [--steps=N] [--queries=N] [--layers=0,3,6] [--drift=N]
 //
 // Prints one JSON object: "rows", a point of a curve each (quality_questions.h), of steps that
 // follow a prefill of N tokens; and "drift", the error by decoded tokens after a short prefill of
@@ -34,7 +34,8 @@ struct Options {
   std::string recording;
   uint64_t prefill = 6600;
   uint64_t drift = 2048;
-  uint32_t queries = 16;  // For each head, evenly spaced among those that follow the prefill.
+  uint64_t steps = 512;   // Of those that follow the prefill, these are studied,
+  uint32_t queries = 16;  // this many of them for each head.
   std::vector<uint32_t> layers;
 };
 
@@ -135,8 +136,8 @@ Tallies AskHead(ComputeBackend* backend, const Options& options, const QuestionS
   std::vector<Policy> policies;
   for (const Question& question : set.questions) policies.push_back(question.policy);
   Tallies tallies(policies.size());
-  for (const RecordedQuery* query :
-       SampleQueries(*id.layer, options.prefill, UINT64_MAX, options.queries)) {
+  for (const RecordedQuery* query : SampleQueries(
+           *id.layer, options.prefill, options.prefill + options.steps, options.queries)) {
     const std::vector<Outcome> outcomes = head.Answer(*query, policies);
     for (size_t i = 0; i < outcomes.size(); ++i) tallies[i].Add(outcomes[i]);
   }
@@ -215,17 +216,13 @@ int Main(int argc, char** argv) {
   app.add_option("recording", options.recording)->required();
   app.add_option("--prefill", options.prefill, "Tokens indexed before the steps that are studied")
       ->check(CLI::Range(2048, 1 << 20));
+  app.add_option("--steps", options.steps, "Steps after the prefill that are sampled");
   app.add_option("--drift", options.drift, "Tokens prefilled where the index grows; 0: no drift");
-  app.add_option("--queries", options.queries, "Steps for each head")->check(CLI::Range(1, 4096));
+  app.add_option("--queries", options.queries, "Samples for each head")->check(CLI::Range(1, 4096));
   app.add_option("--layers", options.layers, "Layers; all of the recording by default")
       ->delimiter(',');
   CLI11_PARSE(app, argc, argv);
-  std::vector<RecordedLayer> layers = ReadNpyLayers(options.recording);
-  if (!options.layers.empty()) {
-    std::erase_if(layers, [&](const RecordedLayer& layer) {
-      return std::ranges::find(options.layers, layer.layer) == options.layers.end();
-    });
-  }
+  const std::vector<RecordedLayer> layers = ReadLayers(options.recording, options.layers);
   const std::vector<HeadId> heads = HeadsOf(layers);
   WAVEKV_CHECK(!heads.empty(), "none of these layers is in the recording");
   const auto backend = CreateCpuBackend();

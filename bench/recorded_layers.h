@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,10 +33,10 @@ struct RecordedLayer {
   uint32_t group_size() const { return query_heads / kv_heads; }
 };
 
-// The layers of a directory of arrays that numpy saved: k_l<layer>.npy and v_l<layer>.npy [tokens,
-// KV heads, dim] in float16, q_l<layer>.npy [steps, query heads, dim] in float32, and
-// positions.npy [steps] in float32, the position of each step's token. Scale 1 / sqrt(dim). What
-// cannot be read ends the process with a message.
-std::vector<RecordedLayer> ReadNpyLayers(const std::string& directory);
+// Layers (none named: all) of a trace that `wavekv record` wrote, or of a directory of arrays that
+// numpy saved: k_l<layer>.npy and v_l<layer>.npy [tokens, KV heads, dim] in float16, q_l<layer>.npy
+// [steps, query heads, dim] in float32, and positions.npy [steps] in float32, the position of each
+// step's token; scale 1 / sqrt(dim). What cannot be read ends the process with a message.
+std::vector<RecordedLayer> ReadLayers(const std::string& path, std::span<const uint32_t> layers);
 
 }  // namespace wavekv::bench
