@@ -34,11 +34,11 @@ inline constexpr uint32_t kSketchClustersMax = 4096;  // Of Budget.sketch_cluste
 struct Budget {
   enum class Kind : uint8_t { kRatio, kClusters, kCoverage, kError };
   Kind kind = Kind::kRatio;
-  double value = 0.009;
+  double value = 0.005;
   uint32_t clusters_max = 0;    // Cap for coverage and error; 0: the daemon's default.
   double estimate_ratio = 1.0;  // Share of the other clusters that is estimated.
   // Of the estimated clusters the best, estimated token by token from their sketch; <= 4096.
-  uint32_t sketch_clusters = 128;
+  uint32_t sketch_clusters = 120;
 
   static Budget Ratio(double ratio) { return {Kind::kRatio, ratio}; }
   static Budget Clusters(uint32_t count) { return {Kind::kClusters, static_cast<double>(count)}; }

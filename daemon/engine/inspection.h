@@ -34,7 +34,7 @@ absl::StatusOr<LayerRecall> RecallOfLayer(ComputeBackend* backend, ThreadPool* p
                                           const LayerSnapshot& snapshot,
                                           const QueryVectors& queries, const ZoneBudget& budget);
 
-// "0.9 % of the clusters", with the cap and the estimated share where they matter.
+// "0.5 % of the clusters", with the cap and the estimated share where they matter.
 std::string BudgetText(const ZoneBudget& budget);
 
 }  // namespace wavekv

@@ -17,7 +17,7 @@ namespace {
 // the other of any head's is read exactly. On a real model's heads the first spares most values and
 // the second costs a few rows: docs/decisions/011-token-sketch.md.
 constexpr float kValueShareMin = 1e-4f;
-constexpr float kExactShareMin = 0.005f;
+constexpr float kExactShareMin = 0.002f;
 
 // Clusters lie anywhere: the pages of all that will be read of them are asked for first.
 void FetchPagesOf(std::span<const EstimatedCluster> clusters, const GroupQuery& query) {

@@ -187,6 +187,17 @@ void Scale(float* x, size_t n, float factor) {
   for (; i < n; ++i) x[i] *= factor;
 }
 
+// See Kernels::rank_clusters: exp(3 v / 8 - min(v / 2, sqrt(v)) / 2), the fourth power of its
+// root's first terms.
+HWY_INLINE V TailFactor(V v) {
+  const V one = hn::Set(kD, 1.0f), half = hn::Set(kD, 0.5f), sixth = hn::Set(kD, 1.0f / 6);
+  const V gain = hn::Min(hn::Mul(half, v), hn::Sqrt(v));
+  const V y = hn::Sub(hn::Mul(hn::Set(kD, 3.0f / 32), v), hn::Mul(hn::Set(kD, 0.125f), gain));
+  const V root = hn::MulAdd(y, hn::MulAdd(y, hn::MulAdd(y, sixth, half), one), one);
+  const V square = hn::Mul(root, root);
+  return hn::Mul(square, square);
+}
+
 // Clusters from `i` on: a vector of them, or `few` < kLanes.
 HWY_INLINE void RankVector(const RankFactors& factors, const float* weights, size_t stride,
                            const float* key_spreads, const float* value_spreads, size_t few,
@@ -204,7 +215,8 @@ HWY_INLINE void RankVector(const RankFactors& factors, const float* weights, siz
         hn::Mul(v, hn::MulAdd(v, hn::MulAdd(v, hn::Set(kD, kSixth), hn::Set(kD, 0.5f)), one));
     const V deviation = hn::Sqrt(hn::Div(grown, hn::Add(grown, one)));
     shares = hn::MulAdd(hn::Set(kD, factors.share[g]), weight, shares);
-    misjudged = hn::MulAdd(hn::Mul(hn::Set(kD, factors.rank[g]), weight), deviation, misjudged);
+    const V risked = hn::Mul(hn::Mul(hn::Set(kD, factors.rank[g]), weight), TailFactor(v));
+    misjudged = hn::MulAdd(risked, deviation, misjudged);
   }
   misjudged = hn::Mul(misjudged, load(value_spreads));
   if (few == 0) {

@@ -105,8 +105,9 @@ struct Kernels {
 
   // For each head g, weights[g * stride + i] being in proportion to its estimated mass of cluster
   // i: mass_share[i] = sum over g of factors.share[g] * weight; rank[i] = value_spreads[i] * sum
-  // over g of factors.rank[g] * weight * sqrt(1 - exp(-v)), v = min(reach_squares[g] *
-  // key_spreads[i], 64), exp(v) to third order (within 2 % of the whole).
+  // over g of factors.rank[g] * weight * tail * sqrt(1 - exp(-v)), v = min(reach_squares[g] *
+  // key_spreads[i], 64), exp(v) to third order (within 2 % of the whole). tail = exp(4 y), exp(y)
+  // to third order, 4 y = 3 v / 8 - min(v / 2, sqrt(v)) / 2 (docs/decisions/006-ranking.md).
   void (*rank_clusters)(const RankFactors& factors, const float* weights, size_t stride,
                         const float* key_spreads, const float* value_spreads, size_t n,
                         float* mass_share, float* rank);

@@ -13,7 +13,7 @@ namespace wavekv {
 // The estimation zone may leave value means unread that hold together up to this share of each
 // query head's estimated mass of the zone: the segment's mean value stands for them, their mass
 // stays.
-inline constexpr double kUnreadShareMax = 1e-3;
+inline constexpr double kUnreadShareMax = 1e-2;
 
 // Natural log of a cluster size; sizes up to kClusterTokensMax come from a table.
 float LogSize(uint16_t size);

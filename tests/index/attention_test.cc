@@ -128,7 +128,7 @@ std::vector<double> ExactRanks(const World& world, std::span<const float> steady
       for (uint32_t c = 0; c < segment->cluster_count; ++c) {
         const double v = scale * scale * seen * spread[c];
         masses.push_back(ExpectedLogMass(logits[c], segment->sizes[c], v));
-        deviations.push_back(std::sqrt(1 - std::exp(-v)) *
+        deviations.push_back(test::TailFactor(std::min(v, 64.0)) * std::sqrt(1 - std::exp(-v)) *
                              std::sqrt(value_spread[c] / segment->sizes[c]));
       }
     }

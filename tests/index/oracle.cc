@@ -78,6 +78,11 @@ double LogSumExp(std::span<const double> x) {
   return top + std::log(sum);
 }
 
+double TailFactor(double v) {
+  const double y = (3 * v / 8 - std::min(v / 2, std::sqrt(v)) / 2) / 4;
+  return std::pow(1 + y + y * y / 2 + y * y * y / 6, 4);
+}
+
 ExactAttention Attend(std::span<const float> query, std::span<const float> keys,
                       std::span<const float> values, uint32_t value_dim, double scale) {
   const std::vector<double> scores = ExactScores(query, keys, scale);

@@ -53,6 +53,9 @@ ExactAttention Attend(std::span<const float> query, std::span<const float> keys,
 // log(sum of exp(x)); -inf over nothing.
 double LogSumExp(std::span<const double> x);
 
+// Kernels::rank_clusters' tail of a variance.
+double TailFactor(double v);
+
 // |a - b| / |b|, or |a - b| when b is zero.
 double RelativeError(std::span<const float> a, std::span<const double> b);
 

@@ -155,7 +155,7 @@ class SketchTest : public testing::TestWithParam<Level> {
 };
 
 // Against a replay in double of what the sketch says: scores and values from codes, those of rows
-// that hold 0.5 % of some head's mass from the payload. The replay uses every row's codes; those
+// that hold 0.2 % of some head's mass from the payload. The replay uses every row's codes; those
 // that are left out may drop a share of 1e-4 each.
 TEST_P(SketchTest, EqualsItsReplay) {
   for (const double length : {1.5, 8.0}) {
@@ -176,13 +176,13 @@ TEST_P(SketchTest, EqualsItsReplay) {
     const size_t rows = scores[0].size();
     size_t heavy_count = 0;
     std::vector<bool> heavy(rows, false);
-    bool unsure = false;  // A share so near to 0.5 % that rounding decides.
+    bool unsure = false;  // A share so near to 0.2 % that rounding decides.
     for (uint32_t g = 0; g < shape().group_size; ++g) {
       const double whole = std::max<double>(scores_.total_lse[g], test::LogSumExp(scores[g]));
       for (size_t r = 0; r < rows; ++r) {
         const double share = std::exp(scores[g][r] - whole);
-        heavy[r] = heavy[r] || share > 0.005;
-        unsure |= std::fabs(share - 0.005) < 1e-5;
+        heavy[r] = heavy[r] || share > 0.002;
+        unsure |= std::fabs(share - 0.002) < 5e-6;
       }
     }
     for (size_t r = 0; r < rows; ++r) {
@@ -271,7 +271,7 @@ TEST_P(SketchTest, OverNothingIsNothing) {
 
 TEST_P(SketchTest, PartsMerge) {
   Make(600, 0.2,
-       6);  // No row holds 0.5 % of the mass: what is heavy depends on what else is known.
+       6);  // No row holds 0.2 % of the mass: what is heavy depends on what else is known.
   std::vector<uint32_t> all(built_.head.cluster_count);
   std::iota(all.begin(), all.end(), 0u);
   const std::vector<uint32_t> first(all.begin(), all.begin() + 10);

@@ -64,10 +64,10 @@ class Budget:
     """
 
     kind: str = "ratio"
-    value: float = 0.009
+    value: float = 0.005
     clusters_max: int = 0
     estimate_ratio: float = 1.0
-    sketch_clusters: int = 128
+    sketch_clusters: int = 120
 
     @classmethod
     def ratio(cls, share: float) -> Budget:
