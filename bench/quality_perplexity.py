@@ -5,7 +5,7 @@
 
 Each text's first tokens are prefilled once, with exact attention, into an indexed sequence; each
 budget then scores the following tokens on a fork of it. A budget is one line of JSON, the fields of
-wavekv.Budget and optionally "name". Needs what client/python/examples/smollm2.py needs.
+wavekv.Budget and optionally "curve", the one it is drawn in. Needs what client/python/examples/smollm2.py needs.
 
 Prints one JSON object for each text and budget: the ratio of its perplexity to exact attention's,
 the mean absolute difference of the targets' log probabilities (mad), the share of places with exact
@@ -78,7 +78,7 @@ def measure(
         sequence.build_index(lambda done, total: None)
         exact = score_block(model, document.inputs, document.targets, cache)
         for fields in budgets:
-            budget = wavekv.Budget(**{k: v for k, v in fields.items() if k != "name"})
+            budget = wavekv.Budget(**{k: v for k, v in fields.items() if k != "curve"})
             with sequence.fork(label="budget") as child:
                 attention = BlockAttention(child, budget)
                 scores = score_block(model, document.inputs, document.targets, attention)

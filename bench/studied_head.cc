@@ -37,6 +37,30 @@ std::vector<float> RankByMass(HeadIndex index, const ClusterScores& scores, Rank
   return rank;
 }
 
+// The expected error of the output when a cluster is estimated, by its estimated mass.
+std::vector<float> RankByEstimate(HeadIndex index, const GroupQuery& query,
+                                  const ClusterScores& scores) {
+  std::vector<float> rank(scores.cluster_count, 0);
+  for (uint32_t g = 0; g < scores.group_size; ++g) {
+    const std::span<const float> q = query.queries.subspan(size_t{g} * query.key_dim);
+    const double scale_squared = double{query.scale} * query.scale;
+    const float* weights = &scores.weights[size_t{g} * scores.cluster_count];
+    size_t flat = 0;
+    for (const SegmentHead* segment : index) {
+      double seen = 0;
+      for (uint32_t j = 0; j < query.key_dim; ++j) {
+        seen += scale_squared * q[j] * q[j] * segment->spread_shares[j];
+      }
+      for (uint32_t c = 0; c < segment->cluster_count; ++c, ++flat) {
+        const double share = weights[flat] * std::exp(double{scores.tops[g]} - scores.total_lse[g]);
+        const double deviation = std::sqrt(-std::expm1(-seen * segment->key_spreads[c]));
+        rank[flat] += static_cast<float>(share * deviation * segment->value_spreads[c]);
+      }
+    }
+  }
+  return rank;
+}
+
 double RelativeError(const PartialAttention& found, const PartialAttention& exact, uint32_t g,
                      uint32_t dim) {
   double difference = 0, norm = 0;
@@ -133,7 +157,11 @@ Outcome StudiedHead::AnswerBy(const Policy& policy, const Step& step) {
   const uint64_t row_bytes =
       (uint64_t{layer_.key_dim} + layer_.value_dim) * DTypeBytes(layer_.dtype);
   ClusterScores scores = step.scores;
-  if (policy.rank != RankBy::kExpectedError) scores.rank = RankByMass(index_, scores, policy.rank);
+  if (policy.rank == RankBy::kEstimateGain) {
+    scores.rank = RankByEstimate(index_, query, scores);
+  } else if (policy.rank != RankBy::kExpectedError) {
+    scores.rank = RankByMass(index_, scores, policy.rank);
+  }
   const auto plan = backend_->SelectZones(index_, query, scores, step.steady.lse, policy.budget);
   CheckOk(plan.status());
   PartialAttention answer = step.steady, seen = step.steady, part;

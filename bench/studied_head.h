@@ -15,9 +15,18 @@
 namespace wavekv::bench {
 
 // By what clusters are ranked. All but the first are computed here, in double, from the index's
-// logits: each head's share of the clusters' mass, with or without the clusters' sizes, its sum or
-// its largest over the group.
-enum class RankBy : uint8_t { kExpectedError, kMassSum, kMassMax, kPlainSum, kPlainMax };
+// logits.
+enum class RankBy : uint8_t {
+  kExpectedError,
+  // The same with a share that gains no more from scatter than the estimate does.
+  kEstimateGain,
+  // Each head's share of the clusters' mass, with or without the clusters' sizes, its sum or its
+  // largest over the group.
+  kMassSum,
+  kMassMax,
+  kPlainSum,
+  kPlainMax
+};
 
 struct Policy {
   RankBy rank = RankBy::kExpectedError;

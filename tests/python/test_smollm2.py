@@ -41,10 +41,10 @@ def test_smollm2_through_wavekv_equals_exact_attention(address, own_documents, w
     assert result["tokens_scored"] >= 512
     assert result["tokens_decoded"] >= 64
     assert result["next_token_agreement"] >= 0.97
-    assert abs(result["perplexity_wavekv"] / result["perplexity_exact"] - 1) <= 0.02
+    assert abs(result["perplexity_wavekv"] / result["perplexity_exact"] - 1) <= 0.01
     # The steady zone alone must be clearly worse: it shows that retrieval and estimation work.
     assert result["perplexity_steady_only"] > 1.02 * result["perplexity_exact"]
     assert 1 - result["next_token_agreement_steady_only"] > 3 * (1 - result["next_token_agreement"])
     # The sketched clusters weigh at this length: docs/decisions/011.
-    assert 0 < result["kv_bytes_read_ratio"] <= 0.16
+    assert 0 < result["kv_bytes_read_ratio"] <= 0.15
     assert 0 < result["hit_ratio"] <= 1
