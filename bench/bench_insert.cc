@@ -21,6 +21,9 @@ namespace wavekv::bench {
 namespace {
 
 constexpr double kShareGoal = 0.5;
+// A sequence reserves room for its index, too, and a dropped one's goes when the builder has
+// noticed: enough for three, in multiples of what is inserted.
+constexpr uint64_t kPoolShare = 8;
 
 struct Rates {
   std::vector<double> shm_gbps;
@@ -100,7 +103,7 @@ int Main(int argc, char** argv) {
   app.add_flag("--json", json, "The last line is one JSON object");
   CLI11_PARSE(app, argc, argv);
   Bench bench(tokens, seed);
-  const std::unique_ptr<DataWorld> world = OrDie(DataWorld::Start(2 * bench.bytes() + (64 << 20)));
+  const std::unique_ptr<DataWorld> world = OrDie(DataWorld::Start(kPoolShare * bench.bytes()));
   Rates rates;
   for (uint32_t round = 0; round <= rounds; ++round) {
     if (round == 1) rates = Rates();  // The first one warms up.

@@ -1,10 +1,10 @@
 #include "client/insert_plan.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "storage/base/stream_copy.h"
 
 namespace wavekv::client {
 
@@ -70,9 +70,10 @@ void GatherPiece(const Tensor& source, const InsertExtent& extent, const InsertP
 void GatherPiece(const Tensor& source, const InsertExtent& extent, const InsertPiece& piece,
                  std::byte* target) {
   ForEachPart(source, extent, piece, [&target](const std::byte* bytes, size_t count) {
-    std::memcpy(target, bytes, count);
+    StreamCopy(target, bytes, count);
     target += count;
   });
+  StreamFence();
 }
 
 }  // namespace wavekv::client
