@@ -29,7 +29,7 @@ for test in gpu_step_test gpu_step_limits_test gpu_kmeans_test; do
 done
 if command -v compute-sanitizer >/dev/null; then
   part memcheck compute-sanitizer --tool memcheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
-    --gtest_filter='*DifferentLengths*:*TableFull*:*TwoStages*:*Dim256Group16*:*Dim64Group9*'
+    --gtest_filter='*DifferentLengths*:*TableFull*:*FewCached*:*Dim256Group16*:*Dim64Group9*'
   part racecheck compute-sanitizer --tool racecheck --error-exitcode 1 \
     "$bundle/bin/gpu_step_test" --gtest_filter='*OneSegment*:*Dim128Group9*'
 fi

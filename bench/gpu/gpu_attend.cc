@@ -3,7 +3,8 @@
 //
 //   bench_gpu_attend [--batch=8] [--tokens=122880] [--hits=1,0.95,0.9,0.8] [--steps=50]
 //   [--layers=8]
-//                    [--full=FILE] [--seed=N] [--ahead=UNITS] [--out=FILE]
+//                    [--full=FILE] [--seed=N] [--out=FILE]
+//                    [--splits=STEADY,RANK,MISSES,HITS,ESTIMATE]   (0: as planned)
 //
 // All layers are distinct memory, rotated so that nothing lives in the L2, and stand in one CUDA
 // graph: its device time over their number is the time of a step. A step begins with its token's
@@ -45,7 +46,7 @@ struct Options {
   std::vector<double> hits = {1.0, 0.95, 0.9, 0.8};
   std::string full, out;
   uint64_t seed = std::random_device{}();
-  uint32_t ahead = ~0u;  // Units of the pipeline's first stage; ~0: chosen by size.
+  std::vector<double> splits;
 };
 
 double Median(std::vector<double> values) {
@@ -64,7 +65,6 @@ class AttendBench {
  private:
   struct Stages {
     bool rank = true, select = true, attend = true;
-    bool pipelined = false;
   };
   struct Timed {
     double median_us = 0;  // Of one layer.
@@ -94,19 +94,14 @@ class AttendBench {
   gpu::DeviceArray<float> lse_, query_state_;
   gpu::DeviceArray<int32_t> saved_slots_;
   gpu::DeviceArray<gpu::HeadState> saved_states_;
-  cudaStream_t stream_ = nullptr, side_ = nullptr;
-  cudaEvent_t selected_ = nullptr, attended_ = nullptr, start_ = nullptr, end_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t start_ = nullptr, end_ = nullptr;
   uint32_t step_idx_ = 0;
 };
 
 absl::Status AttendBench::Prepare() {
   trace_ = {options_.seed, units(), options_.tokens, kGroup, kBenchDim};
-  int low = 0, high = 0;
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&low, &high));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithPriority(&side_, cudaStreamNonBlocking, low));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&selected_, cudaEventDisableTiming));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&attended_, cudaEventDisableTiming));
+  WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventCreate(&start_));
   WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventCreate(&end_));
   const size_t elements = size_t{units()} * options_.tokens * kBenchDim;
@@ -153,6 +148,11 @@ absl::Status AttendBench::PrepareLayers() {
   int sm_count = 0;
   WAVEKV_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, 0));
   step.splits = gpu::PlanSplits(step.shape, sm_count);
+  uint32_t* const planned[] = {&step.splits.steady, &step.splits.rank, &step.splits.misses,
+                               &step.splits.hits, &step.splits.estimate};
+  for (size_t i = 0; i < std::min(std::size(planned), options_.splits.size()); ++i) {
+    if (options_.splits[i] > 0) *planned[i] = static_cast<uint32_t>(options_.splits[i]);
+  }
   WAVEKV_ASSIGN_OR_RETURN(
       workspace_, gpu::DeviceArray<char>::Make(gpu::WorkspaceBytes(step.shape, step.splits)));
   step.workspace = gpu::LayOutWorkspace(step.shape, step.splits, workspace_.data());
@@ -180,16 +180,10 @@ absl::Status AttendBench::PrepareLayers() {
 }
 
 absl::Status AttendBench::CaptureLayer(const gpu::Step& step, const Stages& stages) {
-  const gpu::UnitRange all = {0, units()};
-  if (stages.pipelined) {
-    // Enough units first that the bus is busy for as long as ranking the others takes.
-    const uint32_t ahead = options_.ahead != ~0u ? options_.ahead : std::max(1u, units() / 4);
-    return gpu::LaunchStep(step, {side_, selected_, attended_, ahead}, stream_);
-  }
-  WAVEKV_RETURN_IF_ERROR(gpu::LaunchBegin(step, all, stream_));
-  if (stages.rank) WAVEKV_RETURN_IF_ERROR(gpu::LaunchRank(step, all, stream_));
-  if (stages.select) WAVEKV_RETURN_IF_ERROR(gpu::LaunchSelect(step, all, stream_));
-  if (stages.attend) WAVEKV_RETURN_IF_ERROR(gpu::LaunchAttend(step, all, stream_));
+  WAVEKV_RETURN_IF_ERROR(gpu::LaunchBegin(step, stream_));
+  if (stages.rank) WAVEKV_RETURN_IF_ERROR(gpu::LaunchRank(step, stream_));
+  if (stages.select) WAVEKV_RETURN_IF_ERROR(gpu::LaunchSelect(step, stream_));
+  if (stages.attend) WAVEKV_RETURN_IF_ERROR(gpu::LaunchAttend(step, stream_));
   return absl::OkStatus();
 }
 
@@ -332,38 +326,33 @@ absl::StatusOr<nlohmann::json> AttendBench::RunForced(double hit_ratio) {
                                            units() * sizeof(gpu::HeadState), cudaMemcpyDefault));
   }
   const uint32_t few = std::max(10u, options_.steps / 4);
-  WAVEKV_ASSIGN_OR_RETURN(const Timed begin, Time({false, false, false, false}, few));
-  WAVEKV_ASSIGN_OR_RETURN(const Timed rank, Time({true, false, false, false}, few));
-  WAVEKV_ASSIGN_OR_RETURN(const Timed select, Time({true, true, false, false}, few));
-  WAVEKV_ASSIGN_OR_RETURN(const Timed serial, Time({true, true, true, false}, options_.steps));
-  WAVEKV_ASSIGN_OR_RETURN(const Timed piped, Time({true, true, true, true}, options_.steps));
+  WAVEKV_ASSIGN_OR_RETURN(const Timed begin, Time({false, false, false}, few));
+  WAVEKV_ASSIGN_OR_RETURN(const Timed rank, Time({true, false, false}, few));
+  WAVEKV_ASSIGN_OR_RETURN(const Timed select, Time({true, true, false}, few));
+  WAVEKV_ASSIGN_OR_RETURN(const Timed whole, Time({true, true, true}, options_.steps));
   double replay_error = 0, exact_error = 0;
   WAVEKV_RETURN_IF_ERROR(SampleErrors(&replay_error, &exact_error));
-  const bool use_pipeline = piped.median_us < serial.median_us;
-  const Timed& best = use_pipeline ? piped : serial;
   double clusters = 0;
   for (const uint32_t count : built_.cluster_counts) clusters += count;
-  // Centroids and value means, scales, spreads, sizes; logits written once and read twice.
-  const double index_bytes = clusters * (2 * kBenchDim + 4 * 4 + 2 + 3 * 4 * kGroup);
+  // Centroids and value means, scales, spreads, sizes; logits and ranks written, logits read twice,
+  // ranks once.
+  const double index_bytes = clusters * (2 * kBenchDim + 4 * 4 + 2 * 3 + 5 * 4 * kGroup);
   const double row_bytes = 2.0 * 2 * kBenchDim;
   const double steady_rows = double(units()) * (kBenchSinks + kBenchWindow + 1);
   return nlohmann::json{{"batch", options_.batch},
                         {"tokens", options_.tokens},
-                        {"hit_ratio", best.hit_ratio},
+                        {"hit_ratio", whole.hit_ratio},
                         {"forced", true},
                         {"forced_hit_ratio", hit_ratio},
                         {"trace", false},
-                        {"step_us", best.median_us},
-                        {"pipelined", use_pipeline},
-                        {"serial_us", serial.median_us},
-                        {"pipelined_us", piped.median_us},
+                        {"step_us", whole.median_us},
                         {"breakdown_us",
                          {{"begin", begin.median_us},
                           {"rank", rank.median_us - begin.median_us},
                           {"select", select.median_us - rank.median_us},
-                          {"attend", serial.median_us - select.median_us}}},
-                        {"hbm_bytes", index_bytes + (best.hit_rows + steady_rows) * row_bytes},
-                        {"pcie_bytes", best.miss_rows * row_bytes},
+                          {"attend", whole.median_us - select.median_us}}},
+                        {"hbm_bytes", index_bytes + (whole.hit_rows + steady_rows) * row_bytes},
+                        {"pcie_bytes", whole.miss_rows * row_bytes},
                         {"clusters_per_head", clusters / units()},
                         {"retrieved_per_head", built_.shape.retrieve},
                         {"rel_error", replay_error},
@@ -384,6 +373,13 @@ double FullUs(const std::string& path, uint32_t batch, uint32_t tokens) {
   return 0;
 }
 
+std::vector<double> ParseList(const std::string& text) {
+  std::istringstream list(text);
+  std::vector<double> values;
+  for (std::string part; std::getline(list, part, ',');) values.push_back(std::stod(part));
+  return values;
+}
+
 bool ParseOption(const std::string& argument, Options* options) {
   const size_t equals = argument.find('=');
   if (equals == std::string::npos) return false;
@@ -399,17 +395,15 @@ bool ParseOption(const std::string& argument, Options* options) {
     options->layers = number();
   else if (name == "--seed")
     options->seed = number();
-  else if (name == "--ahead")
-    options->ahead = number();
   else if (name == "--full")
     options->full = value;
   else if (name == "--out")
     options->out = value;
-  else if (name == "--hits") {
-    options->hits.clear();
-    std::istringstream list(value);
-    for (std::string part; std::getline(list, part, ',');) options->hits.push_back(std::stod(part));
-  } else {
+  else if (name == "--hits")
+    options->hits = ParseList(value);
+  else if (name == "--splits")
+    options->splits = ParseList(value);
+  else {
     return false;
   }
   return true;
@@ -427,9 +421,8 @@ absl::Status Run(const Options& options) {
       row["speedup"] = full / double(row["step_us"]);
     }
     row["seed"] = options.seed;
-    std::printf("%u x %u, hits %.3f: %.1f us (serial %.1f, pipelined %.1f), full %.1f; %s\n",
-                options.batch, options.tokens, double(row["hit_ratio"]), double(row["step_us"]),
-                double(row["serial_us"]), double(row["pipelined_us"]), full,
+    std::printf("%u x %u, hits %.3f: %.1f us, full %.1f; %s\n", options.batch, options.tokens,
+                double(row["hit_ratio"]), double(row["step_us"]), full,
                 row["breakdown_us"].dump().c_str());
     rows.push_back(std::move(row));
   }

@@ -1,57 +1,105 @@
 // Attention over the retrieved blocks and the estimated clusters of a unit, and the merge of all.
 //
 // A CTA is one split of one part of one unit: all units' misses first, because what they wait for
-// (the bus) takes longest; then hits; then the estimation zone. The last CTA of a unit to finish
-// merges its partial results. grid (units, splits).
+// (the bus) takes longest; then hits; then the estimation zone. Rows pass through a ring of stages
+// in shared memory, one for each warp. The last CTA of a unit to finish merges its partial results.
+// grid (units, splits).
 #pragma once
 
 #include "gpu/kernels/partials.cuh"
 #include "gpu/kernels/row_attention.cuh"
+#include "gpu/kernels/warp_ring.cuh"
 
 namespace wavekv::gpu {
 
 // Exact attention over every splits-th pair of blocks of a list.
 template <typename T, int kDim, int kTiles>
 struct BlockAttention {
-  struct Shared {
-    QueryFragments<kDim, kTiles> queries;
-    CombineBuffer<kDim, kTiles> combine;
+  static constexpr int kDepth = 2;
+
+  struct Stage {
+    RowStage<kDim> rows;
+    RowStretch stretches[2];
   };
 
-  // `blocks` [count], walked in steps of `direction` (1 or -1) from the first.
+  // Blocks, walked in steps of `direction` (1 or -1) from the first.
+  struct List {
+    const BlockRef* first;
+    int direction;
+    uint32_t count;
+  };
+
+  // A split of them, for `warps` warps of the CTA; the others are idle. kHost: they lie in the
+  // pool.
+  template <bool kHost>
   static __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit,
-                             const BlockRef* blocks, int direction, uint32_t count, uint32_t split,
-                             uint32_t splits, Shared* shared, float* out, PartialMass* mass) {
-    const uint32_t group = step.shape.group;
-    const uint32_t first = 2 * (split * kStepWarps + threadIdx.x / 32);
-    if (2 * split * kStepWarps >= count) {
+                             const List& list, uint32_t split, uint32_t splits,
+                             QueryFragments<kDim, kTiles>* queries, Stage* ring,
+                             CombineBuffer<kDim, kTiles>* combine, float* out, PartialMass* mass) {
+    const uint32_t group = step.shape.group, warp_idx = threadIdx.x / 32;
+    if (2 * split * kStepWarps >= list.count) {
       WriteEmptyPartial<kDim>(group, out, mass);
       return;
     }
-    BlockRef refs[2];
-    ReadPair(blocks, direction, count, first, refs);
     LoadQueryFragments(static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim,
-                       group, &shared->queries);
+                       group, queries);
     __syncthreads();
     WarpAttention<T, kDim, kTiles> warp;
     warp.Clear();
-    const float scale = step.shape.scale * kLog2E;
-    for (uint32_t i = first; i < count; i += 2 * kStepWarps * splits) {
-      const RowStretch stretches[2] = {Stretch(head, refs[0]), Stretch(head, refs[1])};
-      ReadPair(blocks, direction, count, i + 2 * kStepWarps * splits, refs);
-      warp.Add(stretches, shared->queries, scale);
-    }
+    Attend<kHost>(head, list, 2 * (split * kStepWarps + warp_idx), 2 * kStepWarps * splits,
+                  step.shape.scale * kLog2E, *queries, ring + warp_idx * kDepth, &warp);
     warp.Finish();
-    WritePartial(warp, group, &shared->combine, out, mass);
+    __syncthreads();  // The rings' memory is used again.
+    WritePartial(warp, group, combine, out, mass);
   }
 
  private:
-  static __device__ void ReadPair(const BlockRef* blocks, int direction, uint32_t count, uint32_t i,
-                                  BlockRef (&refs)[2]) {
+  template <bool kHost>
+  static __device__ void Attend(const HeadDescriptor& head, const List& list, uint32_t first,
+                                uint32_t stride, float scale,
+                                const QueryFragments<kDim, kTiles>& queries, Stage* ring,
+                                WarpAttention<T, kDim, kTiles>* warp) {
+    const bool leads = threadIdx.x % 32 == 0;
+    uint32_t asked = first;
+    BlockRef refs[2];
+    ReadPair(list, asked, refs);
+    int place = 0;  // Of the next stage to ask for.
+    const auto request = [&] {
+      Stage& stage = ring[place];
+      place = (place + 1) % kDepth;
+      if (asked >= list.count) {
+        CloseCopies();
+        return;
+      }
+      const RowStretch stretches[2] = {Stretch(head, refs[0]), Stretch(head, refs[1])};
+      asked += stride;
+      ReadPair(list, asked, refs);
+      if (leads) {
+        stage.stretches[0] = stretches[0];
+        stage.stretches[1] = stretches[1];
+      }
+      if constexpr (kHost) stage.rows.Fetch(stretches);
+      if constexpr (!kHost) stage.rows.Request(stretches);
+    };
+#pragma unroll
+    for (int i = 0; i < kDepth - 1; ++i) request();
+    int used = 0;
+    for (uint32_t i = first; i < list.count; i += stride) {
+      request();
+      const Stage& stage = ring[used];
+      AwaitCopies<kDepth - 1>();
+      const RowStretch stretches[2] = {stage.stretches[0], stage.stretches[1]};
+      warp->AddStage(stretches, stage.rows, queries, scale, kHost);
+      __syncwarp();
+      used = (used + 1) % kDepth;
+    }
+  }
+
+  static __device__ void ReadPair(const List& list, uint32_t i, BlockRef (&refs)[2]) {
 #pragma unroll
     for (uint32_t s = 0; s < 2; ++s) {
       refs[s] = {nullptr, nullptr, 0, -1};
-      if (i + s < count) refs[s] = blocks[direction * static_cast<int64_t>(i + s)];
+      if (i + s < list.count) refs[s] = list.first[list.direction * static_cast<int64_t>(i + s)];
     }
   }
 
@@ -77,9 +125,42 @@ struct EstimateAttention {
   static constexpr int kLoads = kDim > 128 ? kDim / 128 : 1;  // Per lane and cluster, of
   static constexpr int kWords = kDim / 32 / kLoads;           // so many words.
   static constexpr float kWeightScale = 1024;  // Keeps small weights out of float16's subnormals.
+  static constexpr int kDepth = kDim > 128 ? 4 : 6;
 
-  struct Shared {
-    CombineBuffer<kDim, kTiles> combine;
+  // A tile of kClusterPad clusters. Chunks of value means are permuted as the rows of RowStage.
+  struct Stage {
+    static constexpr int kChunks = kDim / 16;  // 16-byte chunks of a row.
+    uint4 values[kClusterPad][kChunks];
+    uint4 logits[8 * kTiles][kClusterPad / 4];
+    uint4 scales[kClusterPad / 4];
+    uint4 segments[kClusterPad / 8];
+
+    static __device__ int Place(int row, int chunk) {
+      return chunk ^ (row / 4 * (kChunks > 4 ? 2 : 1));
+    }
+
+    // A warp asks for the tile at cluster `first`; logits [heads, stride].
+    __device__ void Request(const HeadDescriptor& head, const float* tile_logits, size_t stride,
+                            uint32_t group, uint32_t first) {
+      const int lane = threadIdx.x % 32;
+      const int8_t* from = head.value_means + static_cast<size_t>(first) * kDim;
+#pragma unroll
+      for (int i = 0; i < kChunks / 2; ++i) {
+        const int piece = 32 * i + lane, row = piece / kChunks, chunk = piece % kChunks;
+        CopyAhead(&values[row][Place(row, chunk)], from + 16 * piece);
+      }
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const int h = 8 * n + lane / 4, part = lane % 4;
+        if (h < group) CopyAhead(&logits[h][part], tile_logits + h * stride + first + 4 * part);
+      }
+      if (lane < 4) {
+        CopyAhead(&scales[lane], head.value_scales + first + 4 * lane);
+      } else if (lane < 6) {
+        CopyAhead(&segments[lane - 4], head.cluster_segment + first + 8 * (lane - 4));
+      }
+      CloseCopies();
+    }
   };
 
   float out[kTiles][kDim / 16][4];
@@ -93,17 +174,18 @@ struct EstimateAttention {
   }
 
   static __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit,
-                             uint32_t split, Shared* shared, float* partial, PartialMass* mass) {
-    const uint32_t splits = step.splits.estimate;
-    const uint32_t begin = head.chunk_count * split / splits;
-    const uint32_t end = head.chunk_count * (split + 1) / splits;
+                             uint32_t split, Stage* ring, CombineBuffer<kDim, kTiles>* combine,
+                             float* partial, PartialMass* mass) {
+    const uint32_t splits = step.splits.estimate, tiles = head.cluster_count / kClusterPad;
+    const uint32_t begin = tiles * split / splits, end = tiles * (split + 1) / splits;
     if (begin == end) {
       WriteEmptyPartial<kDim>(step.shape.group, partial, mass);
       return;
     }
     EstimateAttention zone;
-    zone.Estimate(step, head, unit, begin, end);
-    WritePartial(zone, step.shape.group, &shared->combine, partial, mass);
+    zone.Estimate(step, head, unit, begin, end, ring + threadIdx.x / 32 * kDepth);
+    __syncthreads();  // The rings' memory is used again.
+    WritePartial(zone, step.shape.group, combine, partial, mass);
   }
 
  private:
@@ -113,12 +195,26 @@ struct EstimateAttention {
     float4 scales;
   };
 
+  // This warp's tiles of [begin, end).
   __device__ void Estimate(const Step& step, const HeadDescriptor& head, uint32_t unit,
-                           uint32_t begin, uint32_t end) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
-    const uint32_t group = step.shape.group;
+                           uint32_t begin, uint32_t end, Stage* ring) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const uint32_t group = step.shape.group, first = begin + threadIdx.x / 32;
     const size_t stride = step.shape.cluster_capacity;
     const float* logits = step.workspace.logits + size_t{unit} * group * stride;
+    uint32_t asked = first;
+    int place = 0;
+    const auto request = [&] {
+      if (asked < end) {
+        ring[place].Request(head, logits, stride, group, asked * kClusterPad);
+      } else {
+        CloseCopies();
+      }
+      asked += kStepWarps;
+      place = (place + 1) % kDepth;
+    };
+#pragma unroll
+    for (int i = 0; i < kDepth - 1; ++i) request();
     float all[kTiles];          // log2 of the mass that head 8 n + g's weights are relative to,
     float summed[kTiles] = {};  // and their sum: this lane's clusters.
 #pragma unroll
@@ -136,19 +232,20 @@ struct EstimateAttention {
       }
     }
     const float to_weight = head.value_scale_max > 0 ? kWeightScale / head.value_scale_max : 0;
-    uint32_t segment = head.chunks[begin].segment;
-    for (uint32_t chunk_idx = begin; chunk_idx < end; ++chunk_idx) {
-      const ClusterChunk chunk = head.chunks[chunk_idx];
-      if (chunk.segment != segment) {
+    uint32_t segment = head.cluster_segment[min(first, end - 1) * kClusterPad];
+    int used = 0;
+    for (uint32_t tile = first; tile < end; tile += kStepWarps) {
+      request();
+      AwaitCopies<kDepth - 1>();
+      const Stage& stage = ring[used];
+      used = (used + 1) % kDepth;
+      const uint32_t its_segment = reinterpret_cast<const uint16_t*>(stage.segments)[0];
+      if (its_segment != segment) {
         AddMeans(head.segments[segment].value_mean, to_weight, summed);
-        segment = chunk.segment;
+        segment = its_segment;
       }
-#pragma unroll 2
-      for (uint32_t i = 16 * warp; i < chunk.cluster_count; i += 16 * kStepWarps) {
-        const Clusters clusters =
-            Load(head, logits, stride, group, chunk.first_cluster + i + 4 * t, g);
-        Add(clusters, all, to_weight, summed);
-      }
+      Add(Read(stage, group), all, to_weight, summed);
+      __syncwarp();
     }
     AddMeans(head.segments[segment].value_mean, to_weight, summed);
     const float from_weight = head.value_scale_max > 0 ? head.value_scale_max / kWeightScale : 1;
@@ -164,24 +261,24 @@ struct EstimateAttention {
     }
   }
 
-  // Clusters first to first + 3 of one head.
-  static __device__ Clusters Load(const HeadDescriptor& head, const float* logits, size_t stride,
-                                  uint32_t group, uint32_t first, int g) {
+  // Clusters 4t to 4t + 3 of a tile, their bytes that lane g has.
+  static __device__ Clusters Read(const Stage& stage, uint32_t group) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     Clusters clusters;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int8_t* row = head.value_means + static_cast<size_t>(first + i) * kDim;
+      const int row = 4 * t + i;
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
-        const int8_t* at = row + 32 * kWords * j + 4 * kWords * g;
         if constexpr (kWords == 4) {
-          const uint4 x = LoadOnce(at);
+          const uint4 x = stage.values[row][Stage::Place(row, 8 * j + g)];
           clusters.values[i][j][0] = x.x;
           clusters.values[i][j][1] = x.y;
           clusters.values[i][j][2] = x.z;
           clusters.values[i][j][3] = x.w;
         } else {
-          const uint2 x = __ldg(reinterpret_cast<const uint2*>(at));
+          const uint2 x =
+              reinterpret_cast<const uint2*>(&stage.values[row][Stage::Place(row, g / 2)])[g % 2];
           clusters.values[i][j][0] = x.x;
           clusters.values[i][j][1] = x.y;
         }
@@ -191,11 +288,9 @@ struct EstimateAttention {
     for (int n = 0; n < kTiles; ++n) {
       clusters.logits[n] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
       const uint32_t h = 8 * n + g;
-      if (h < group) {
-        clusters.logits[n] = __ldcg(reinterpret_cast<const float4*>(logits + h * stride + first));
-      }
+      if (h < group) clusters.logits[n] = reinterpret_cast<const float4&>(stage.logits[h][t]);
     }
-    clusters.scales = __ldg(reinterpret_cast<const float4*>(head.value_scales + first));
+    clusters.scales = reinterpret_cast<const float4&>(stage.scales[t]);
     return clusters;
   }
 
@@ -253,44 +348,55 @@ struct EstimateAttention {
   }
 };
 
+// What the CTAs of AttendKernel have in dynamic shared memory, one after the other.
 template <typename T, int kDim, int kTiles>
-__global__ void __launch_bounds__(kStepThreads)
-    AttendKernel(const __grid_constant__ Step step, uint32_t first_unit) {
-  __shared__ union {
-    typename BlockAttention<T, kDim, kTiles>::Shared blocks;
-    typename EstimateAttention<T, kDim, kTiles>::Shared estimate;
-    MergeBuffer merge;
-  } shared;
+union AttendShared {
+  typename BlockAttention<T, kDim, kTiles>::Stage
+      blocks[kStepWarps * BlockAttention<T, kDim, kTiles>::kDepth];
+  typename EstimateAttention<T, kDim, kTiles>::Stage
+      clusters[kStepWarps * EstimateAttention<T, kDim, kTiles>::kDepth];
+  CombineBuffer<kDim, kTiles> combine;
+  MergeBuffer merge;
+};
+
+template <typename T, int kDim, int kTiles>
+__global__ void __launch_bounds__(kStepThreads, kTiles == 1 && kDim <= 128 ? 3 : 1)
+    AttendKernel(const __grid_constant__ Step step) {
+  using Blocks = BlockAttention<T, kDim, kTiles>;
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<AttendShared<T, kDim, kTiles>*>(dynamic);
+  __shared__ QueryFragments<kDim, kTiles> queries;
   __shared__ bool is_last;
   const StepSplits& splits = step.splits;
-  const uint32_t unit = first_unit + blockIdx.x, group = step.shape.group;
+  const uint32_t unit = blockIdx.x, group = step.shape.group;
   const HeadDescriptor& head = step.workspace.heads[unit];
   UnitCounts* counts = step.workspace.counts + unit;
   const uint32_t partials = splits.steady + splits.misses + splits.hits + splits.estimate;
   float* partial_out = step.workspace.partial_out + size_t{unit} * partials * group * kDim;
   PartialMass* partial_mass = step.workspace.partial_mass + size_t{unit} * partials * group;
-  const uint32_t partial = splits.steady + blockIdx.y;
+  uint32_t split = blockIdx.y;
+  const uint32_t partial = splits.steady + split;
   float* out = partial_out + partial * group * kDim;
   PartialMass* mass = partial_mass + partial * group;
 
   const uint32_t capacity = kClusterBlocksMax * step.shape.retrieve_capacity;
   const BlockRef* blocks = step.workspace.blocks + size_t{unit} * capacity;
-  uint32_t split = blockIdx.y;
   if (split < splits.misses) {
-    BlockAttention<T, kDim, kTiles>::Run(step, head, unit, blocks + capacity - 1, -1,
-                                         counts->misses, split, splits.misses, &shared.blocks, out,
-                                         mass);
+    Blocks::template Run<true>(step, head, unit, {blocks + capacity - 1, -1, counts->misses}, split,
+                               splits.misses, &queries, shared.blocks, &shared.combine, out, mass);
   } else if (split -= splits.misses; split < splits.hits) {
-    BlockAttention<T, kDim, kTiles>::Run(step, head, unit, blocks, 1, counts->hits, split,
-                                         splits.hits, &shared.blocks, out, mass);
+    Blocks::template Run<false>(step, head, unit, {blocks, 1, counts->hits}, split, splits.hits,
+                                &queries, shared.blocks, &shared.combine, out, mass);
   } else {
-    EstimateAttention<T, kDim, kTiles>::Run(step, head, unit, split - splits.hits, &shared.estimate,
-                                            out, mass);
+    EstimateAttention<T, kDim, kTiles>::Run(step, head, unit, split - splits.hits, shared.clusters,
+                                            &shared.combine, out, mass);
   }
 
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(&counts->arrivals, 1) == gridDim.y - 1;
+  if (threadIdx.x == 0) {
+    is_last = atomicAdd(&counts->arrivals, 1) == gridDim.y - 1;
+  }
   __syncthreads();
   if (!is_last) return;
   __threadfence();

@@ -18,18 +18,24 @@ static_assert(sizeof(HeadDescriptor) % sizeof(uint64_t) == 0 && kHeadWords <= kB
 
 // The heads of a published descriptor; `torn` when the manager was writing all the time.
 inline __device__ const HeadDescriptor* ReadPublished(const SequenceDescriptor* live, bool* torn) {
-  const volatile SequenceDescriptor* descriptor = live;
   for (int i = 0; i < kLatchTries; ++i) {
-    const uint32_t before = descriptor->version;
-    __threadfence_system();
-    const HeadDescriptor* heads = descriptor->heads;
-    __threadfence_system();
-    if (before % 2 == 0 && descriptor->version == before) {
-      *torn = false;
-      return heads;
-    }
+    uint32_t before, after;
+    const HeadDescriptor* heads;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];"
+                 : "=r"(before)
+                 : "l"(&live->version)
+                 : "memory");
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+                 : "=l"(heads)
+                 : "l"(&live->heads)
+                 : "memory");
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
+                 : "=r"(after)
+                 : "l"(&live->version)
+                 : "memory");
+    *torn = before % 2 != 0 || before != after;
+    if (!*torn) return heads;
   }
-  *torn = true;
   return nullptr;
 }
 
@@ -58,13 +64,9 @@ inline __device__ void Append(const Step& step, const HeadDescriptor& head, uint
   }
 }
 
-// A unit's queries in float32, in shared memory.
-template <int kDim>
-using QueryRows = float[kGroupMax][kDim];
-
 // Splits the queries into bytes; a warp a head. Heads beyond the group become zero.
 template <typename T, int kDim>
-__device__ void SplitQueries(const Step& step, uint32_t unit, QueryRows<kDim>& rows) {
+__device__ void SplitQueries(const Step& step, uint32_t unit) {
   constexpr int kPerLane = kDim / 32;
   constexpr float kLargest = 16256;  // 127 * 128
   const uint32_t group = step.shape.group, lane = threadIdx.x % 32;
@@ -76,7 +78,6 @@ __device__ void SplitQueries(const Step& step, uint32_t unit, QueryRows<kDim>& r
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       q[i] = head < group ? ToFloat(queries[head * kDim + lane * kPerLane + i]) : 0;
-      rows[head][lane * kPerLane + i] = q[i];
       largest = fmaxf(largest, fabsf(q[i]));
     }
     largest = WarpMax(largest);
@@ -92,46 +93,11 @@ __device__ void SplitQueries(const Step& step, uint32_t unit, QueryRows<kDim>& r
   }
 }
 
-// What each query head sees of each segment; a warp a segment.
-template <int kDim>
-__device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint32_t unit,
-                             const QueryRows<kDim>& rows) {
-  constexpr int kPerLane = kDim / 32;
-  const uint32_t group = step.shape.group, lane = threadIdx.x % 32;
-  SegmentView* views = step.workspace.views + size_t{unit} * step.shape.segment_capacity * group;
-  const uint32_t count = min(head.segment_count, step.shape.segment_capacity);
-  for (uint32_t s = threadIdx.x / 32; s < count; s += kBeginWarps) {
-    const SegmentCopy segment = head.segments[s];
-    float mean[kPerLane], share[kPerLane];
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      mean[i] = segment.key_mean[lane * kPerLane + i];
-      share[i] = segment.spread_share[lane * kPerLane + i];
-    }
-    for (uint32_t g = 0; g < group; ++g) {
-      float dot = 0, seen = 0;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        const float q = rows[g][lane * kPerLane + i];
-        dot += q * mean[i];
-        seen += q * q * share[i];
-      }
-      dot = WarpSum(dot);
-      seen = WarpSum(seen);
-      if (lane == 0) {
-        views[s * group + g] = {dot, step.shape.scale * step.shape.scale * seen};
-      }
-    }
-  }
-}
-
 template <typename T, int kDim>
-__global__ void __launch_bounds__(kBeginThreads)
-    BeginKernel(const __grid_constant__ Step step, uint32_t first_unit) {
+__global__ void __launch_bounds__(kBeginThreads) BeginKernel(const __grid_constant__ Step step) {
   __shared__ HeadDescriptor head;
   __shared__ const HeadDescriptor* published;
-  __shared__ QueryRows<kDim> rows;
-  const uint32_t unit = first_unit + blockIdx.x;
+  const uint32_t unit = blockIdx.x;
   HeadDescriptor* latched = step.workspace.heads + unit;
   if (threadIdx.x == 0) {
     bool torn;
@@ -140,7 +106,7 @@ __global__ void __launch_bounds__(kBeginThreads)
     // What the last step latched is valid until a step has completed without it.
     if (torn) published = latched;
   }
-  SplitQueries<T, kDim>(step, unit, rows);
+  SplitQueries<T, kDim>(step, unit);
   __syncthreads();
   const HeadDescriptor* source = published;
   if (threadIdx.x < kHeadWords) {
@@ -150,7 +116,6 @@ __global__ void __launch_bounds__(kBeginThreads)
     reinterpret_cast<uint64_t*>(latched)[threadIdx.x] = word;
   }
   __syncthreads();
-  ViewSegments<kDim>(step, head, unit, rows);
   if (step.inputs.new_keys != nullptr && head.state != nullptr) Append(step, head, unit);
 }
 

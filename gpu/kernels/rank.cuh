@@ -1,87 +1,177 @@
-// Ranking: logits of every cluster for the whole group, on tensor cores, and attention over the
-// steady zone, whose mass the ranks are relative to.
+// Ranking: logits and ranks of every cluster for the whole group, on tensor cores, and attention
+// over the steady zone, whose mass the ranks are relative to.
 #pragma once
+
+#include <cstddef>
 
 #include "gpu/kernels/partials.cuh"
 #include "gpu/kernels/row_attention.cuh"
+#include "gpu/kernels/warp_ring.cuh"
 
 namespace wavekv::gpu {
 
-// Ranks one chunk: 16 clusters a warp and turn. All rows are requested before the first is used.
-template <int kDim, int kTiles>
-struct ChunkRanker {
+// log2 of what estimating a cluster is expected to do to the output, for one query head, but for
+// its share of the mass: see RankClusters of the CPU backend (docs/decisions/006-ranking.md).
+__device__ inline float LogMisjudged(float reach_squared, float key_spread, float value_spread) {
+  constexpr float kVarianceMax = 4, kSixth = 1.0f / 6;
+  const float v = fminf(reach_squared * key_spread, kVarianceMax);
+  const float squared = value_spread * value_spread * (v * (1 + v * (0.5f + v * kSixth)));
+  return fmaxf(0.5f * __log2f(squared), kLogFloor);  // Also of nothing: nothing.
+}
+
+// Ranks a stretch of tiles of kClusterPad clusters; each warp every kStepWarps-th.
+template <typename T, int kDim, int kTiles>
+struct ClusterRanker {
   static constexpr int kLoads = kDim / 64;  // 16-byte loads of a centroid, per lane.
-  static constexpr int kTurns = kChunkClusters / 16 / kStepWarps;
-  // As many turns in flight as fit in registers.
-  static constexpr int kAhead = kDim > 128 ? 2 : kTurns;
+  static constexpr int kDepth = 4;
+
+  // A tile in shared memory. Chunk i of row r lies at i ^ 4 (r % 2), where a row has so many.
+  struct Stage {
+    static constexpr int kChunks = kDim / 16;
+    uint4 rows[kClusterPad][kChunks];
+    float scales[kClusterPad];
+    float key_spreads[kClusterPad];
+    float value_spreads[kClusterPad];
+    uint16_t sizes[kClusterPad];
+    uint16_t segments[kClusterPad];
+
+    static __device__ int Place(int row, int chunk) {
+      return kChunks > 4 ? chunk ^ (row % 2 * 4) : chunk;
+    }
+  };
+
+  // What a lane copies of each tile: pieces of its rows, and at most one of its other arrays.
+  struct Copier {
+    const int8_t* rows;
+    const char* other = nullptr;  // Of tile 0.
+    uint32_t other_bytes = 0;     // From tile to tile.
+    uint32_t other_place = 0;     // In the stage.
+
+    __device__ explicit Copier(const HeadDescriptor& head) : rows(head.centroids) {
+      const uint32_t lane = threadIdx.x % 32, piece = lane % 4 * 16;
+      const auto take = [&](const void* array, uint32_t bytes, size_t place, uint32_t from) {
+        other = static_cast<const char*>(array) + from;
+        other_bytes = bytes;
+        other_place = place + from;
+      };
+      switch (lane / 4) {
+        case 0:
+          take(head.centroid_scales, 64, offsetof(Stage, scales), piece);
+          break;
+        case 1:
+          take(head.key_spreads, 64, offsetof(Stage, key_spreads), piece);
+          break;
+        case 2:
+          take(head.value_spreads, 64, offsetof(Stage, value_spreads), piece);
+          break;
+        case 3:
+          if (lane % 4 < 2) {
+            take(head.sizes, 32, offsetof(Stage, sizes), piece);
+          } else {
+            take(head.cluster_segment, 32, offsetof(Stage, segments), piece - 32);
+          }
+          break;
+        default:
+          break;
+      }
+    }
+
+    __device__ void Request(uint32_t tile, Stage* stage) const {
+      const int lane = threadIdx.x % 32;
+      const int8_t* from = rows + size_t{tile} * (kClusterPad * kDim);
+#pragma unroll
+      for (int i = 0; i < Stage::kChunks / 2; ++i) {
+        const int at = 32 * i + lane, row = at / Stage::kChunks, chunk = at % Stage::kChunks;
+        CopyAhead(&stage->rows[row][Stage::Place(row, chunk)], from + 16 * at);
+      }
+      if (other != nullptr) {
+        CopyAhead(reinterpret_cast<char*>(stage) + other_place, other + size_t{tile} * other_bytes);
+      }
+      CloseCopies();
+    }
+  };
 
   struct Shared {
+    Stage ring[kStepWarps][kDepth];
     float max[kStepWarps][8 * kTiles];
     float sum[kStepWarps][8 * kTiles];
   };
 
-  // Lane (g, t): bytes 64 j + 16 t of centroids g and g + 8, their scales and sizes.
-  struct Rows {
-    uint4 bytes[2][kLoads];
-    float scale[2];
-    uint16_t size[2];
+  // What a query head sees of a whole segment.
+  struct View {
+    float mean_dot;       // q . key_mean
+    float reach_squared;  // scale^2 * sum over dims of q^2 * spread_share
   };
 
   // The queries as the second operand: lane (g, t) holds bytes 64 j + 16 t of head 8 n + g.
   struct Queries {
     uint4 high[kLoads], low[kLoads];
-    float scale[2], mean_dot[2];  // Of heads 8 n + 2t + {0, 1}.
+    float scale[2];  // Of heads 8 n + 2t + {0, 1}.
+    View view[2];    // Likewise, of the segment at hand.
   };
 
-  static __device__ Rows Load(const HeadDescriptor& head, uint32_t first) {
+  Queries queries[kTiles];
+  float max[kTiles][2], sum[kTiles][2];
+
+  __device__ void LoadQueries(const Step& step, uint32_t unit) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    Rows rows;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t cluster = first + g + 8 * half;
+    for (int n = 0; n < kTiles; ++n) {
+      const int8_t* high =
+          step.workspace.query_bytes + (size_t{unit} * 2 * kGroupMax + 8 * n + g) * kDim + 16 * t;
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
-        rows.bytes[half][j] =
-            LoadOnce(head.centroids + static_cast<size_t>(cluster) * kDim + 64 * j + 16 * t);
+        queries[n].high[j] = *reinterpret_cast<const uint4*>(high + 64 * j);
+        queries[n].low[j] = *reinterpret_cast<const uint4*>(high + kGroupMax * kDim + 64 * j);
       }
-      rows.scale[half] = __ldg(head.centroid_scales + cluster);
-      rows.size[half] = __ldg(head.sizes + cluster);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        queries[n].scale[c] = step.workspace.query_scales[unit * kGroupMax + 8 * n + 2 * t + c];
+        queries[n].view[c] = {0, 0};
+      }
     }
-    return rows;
   }
 
-  static __device__ Queries LoadQueries(const Step& step, uint32_t unit, uint32_t segment, int n) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int8_t* high =
-        step.workspace.query_bytes + (size_t{unit} * 2 * kGroupMax + 8 * n + g) * kDim + 16 * t;
-    Queries queries;
+  // What the heads see of a segment.
+  __device__ void ViewSegment(const Step& step, const SegmentCopy& segment, uint32_t unit) {
+    constexpr int kPerLane = kDim / 32;
+    struct alignas(kPerLane < 4 ? 8 : 16) Piece {
+      float x[kPerLane];
+    };
+    struct alignas(kPerLane * sizeof(T)) QueryPiece {
+      T x[kPerLane];
+    };
+    const uint32_t group = step.shape.group, lane = threadIdx.x % 32, t = lane % 4;
+    const Piece mean = reinterpret_cast<const Piece*>(segment.key_mean)[lane];
+    const Piece share = reinterpret_cast<const Piece*>(segment.spread_share)[lane];
+    const T* rows = static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim;
+    const float scale_squared = step.shape.scale * step.shape.scale;
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      queries.high[j] = *reinterpret_cast<const uint4*>(high + 64 * j);
-      queries.low[j] = *reinterpret_cast<const uint4*>(high + kGroupMax * kDim + 64 * j);
-    }
-    const uint32_t group = step.shape.group;
+    for (int h = 0; h < 8 * kTiles; ++h) {
+      if (h >= group) break;
+      const QueryPiece query = reinterpret_cast<const QueryPiece*>(rows + h * kDim)[lane];
+      float dot = 0, seen = 0;
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const uint32_t head = 8 * n + 2 * t + c;
-      queries.scale[c] = step.workspace.query_scales[unit * kGroupMax + head];
-      queries.mean_dot[c] = 0;
-      if (head < group) {
-        const size_t view = (size_t{unit} * step.shape.segment_capacity + segment) * group + head;
-        queries.mean_dot[c] = step.workspace.views[view].mean_dot;
+      for (int i = 0; i < kPerLane; ++i) {
+        const float q = ToFloat(query.x[i]);
+        dot += q * mean.x[i];
+        seen += q * q * share.x[i];
       }
+      dot = WarpSum(dot);
+      seen = WarpSum(seen);
+      if (h % 8 / 2 == t) queries[h / 8].view[h % 2] = {dot, scale_squared * seen};
     }
-    return queries;
   }
 
   // Logits of clusters g and g + 8 for the heads 8 n + 2t + {0, 1}.
-  static __device__ void Score(const Rows& rows, const Queries& queries, float scale,
-                               float (&scores)[4]) {
+  __device__ void Score(const Stage& stage, int n, float scale, float (&scores)[4]) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int high[4] = {}, low[4] = {};
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
-      const uint4 &top = rows.bytes[0][j], &bottom = rows.bytes[1][j];
-      const uint4 &qh = queries.high[j], &ql = queries.low[j];
+      const uint4 top = stage.rows[g][Stage::Place(g, 4 * j + t)];
+      const uint4 bottom = stage.rows[g + 8][Stage::Place(g + 8, 4 * j + t)];
+      const uint4 &qh = queries[n].high[j], &ql = queries[n].low[j];
       MmaS8({top.x, bottom.x, top.y, bottom.y}, qh.x, qh.y, high);
       MmaS8({top.x, bottom.x, top.y, bottom.y}, ql.x, ql.y, low);
       MmaS8({top.z, bottom.z, top.w, bottom.w}, qh.z, qh.w, high);
@@ -89,68 +179,84 @@ struct ChunkRanker {
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const float dot = static_cast<float>(128 * high[r] + low[r]) * queries.scale[r % 2];
-      const uint16_t size = rows.size[r / 2];
+      const int row = g + 8 * (r / 2);
+      const float dot = static_cast<float>(128 * high[r] + low[r]) * queries[n].scale[r % 2];
+      const uint16_t size = stage.sizes[row];
       const float log_size = size == 0 ? -INFINITY : __log2f(static_cast<float>(size));
-      scores[r] = scale * (dot * rows.scale[r / 2] + queries.mean_dot[r % 2]) + log_size;
+      scores[r] = scale * (dot * stage.scales[row] + queries[n].view[r % 2].mean_dot) + log_size;
     }
   }
 
-  static __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit,
-                             uint32_t chunk_idx, Shared* shared) {
+  // This warp's tiles of [begin, end); writes the stretch's mass [group].
+  __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit, uint32_t begin,
+                      uint32_t end, Shared* shared, PartialMass* mass) {
     const uint32_t group = step.shape.group, warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const ClusterChunk chunk = head.chunks[chunk_idx];
     const size_t stride = step.shape.cluster_capacity;
-    float* logits = step.workspace.logits + unit * group * stride;
+    const size_t first = unit * group * stride + begin * kClusterPad + g;
+    float* logits = step.workspace.logits + first;
+    float* ranks = step.workspace.ranks + first;
     const float scale = step.shape.scale * kLog2E;
-    float max[kTiles][2], sum[kTiles][2];
+    Stage* ring = shared->ring[warp];
+    const Copier copier(head);
+    uint32_t asked = begin + warp;
+    int place = 0;
+    const auto request = [&] {
+      asked < end ? copier.Request(asked, &ring[place]) : CloseCopies();
+      asked += kStepWarps;
+      place = (place + 1) % kDepth;
+    };
+#pragma unroll
+    for (int i = 0; i < kDepth - 1; ++i) request();
+    LoadQueries(step, unit);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       max[n][0] = max[n][1] = kLogFloor;
       sum[n][0] = sum[n][1] = 0;
     }
-#pragma unroll
-    for (int base = 0; base < kTurns; base += kAhead) {
-      Rows rows[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const uint32_t at = 16 * (warp + kStepWarps * (base + i));
-        if (at < chunk.cluster_count) rows[i] = Load(head, chunk.first_cluster + at);
+    uint32_t segment = ~0u;
+    int used = 0;
+    for (uint32_t tile = begin + warp; tile < end; tile += kStepWarps) {
+      request();
+      AwaitCopies<kDepth - 1>();
+      const Stage& stage = ring[used];
+      used = (used + 1) % kDepth;
+      if (stage.segments[0] != segment) {
+        segment = stage.segments[0];
+        ViewSegment(step, head.segments[segment], unit);
       }
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        const Queries queries = LoadQueries(step, unit, chunk.segment, n);
+        float scores[4];
+        Score(stage, n, scale, scores);
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const uint32_t at = 16 * (warp + kStepWarps * (base + i));
-          if (at >= chunk.cluster_count) continue;
-          float scores[4];
-          Score(rows[i], queries, scale, scores);
+        for (int r = 0; r < 4; ++r) {
+          const uint32_t h = 8 * n + 2 * t + r % 2, row = g + 8 * (r / 2);
+          const uint32_t at =
+              h * step.shape.cluster_capacity + (tile - begin) * kClusterPad + 8 * (r / 2);
+          if (h >= group) continue;
+          logits[at] = scores[r];
+          ranks[at] =
+              step.shape.rank_by_mass
+                  ? scores[r]
+                  : scores[r] + LogMisjudged(queries[n].view[r % 2].reach_squared,
+                                             stage.key_spreads[row], stage.value_spreads[row]);
+        }
 #pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            const uint32_t h = 8 * n + 2 * t + r % 2;
-            const uint32_t cluster = chunk.first_cluster + at + g + 8 * (r / 2);
-            if (h < group) logits[h * stride + cluster] = scores[r];
-          }
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const float largest = fmaxf(max[n][c], fmaxf(scores[c], scores[2 + c]));
-            sum[n][c] = sum[n][c] * Exp2(max[n][c] - largest) + Exp2(scores[c] - largest) +
-                        Exp2(scores[2 + c] - largest);
-            max[n][c] = largest;
-          }
+        for (int c = 0; c < 2; ++c) {
+          const float largest = fmaxf(max[n][c], fmaxf(scores[c], scores[2 + c]));
+          sum[n][c] = sum[n][c] * Exp2(max[n][c] - largest) + Exp2(scores[c] - largest) +
+                      Exp2(scores[2 + c] - largest);
+          max[n][c] = largest;
         }
       }
+      __syncwarp();
     }
-    WriteMass(
-        max, sum, group, shared,
-        step.workspace.chunk_mass + (size_t{unit} * step.shape.chunk_capacity + chunk_idx) * group);
+    WriteMass(group, shared, mass);
   }
 
   // Sums over the lanes and warps.
-  static __device__ void WriteMass(const float (&max)[kTiles][2], const float (&sum)[kTiles][2],
-                                   uint32_t group, Shared* shared, PartialMass* mass) {
+  __device__ void WriteMass(uint32_t group, Shared* shared, PartialMass* mass) const {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -234,20 +340,33 @@ struct SteadyAttention {
   }
 };
 
+// Dynamic shared memory of RankKernel.
 template <typename T, int kDim, int kTiles>
-__global__ void __launch_bounds__(kStepThreads)
-    RankKernel(const __grid_constant__ Step step, uint32_t first_unit) {
-  __shared__ union {
-    typename ChunkRanker<kDim, kTiles>::Shared rank;
-    typename SteadyAttention<T, kDim, kTiles>::Shared steady;
-  } shared;
-  const uint32_t unit = first_unit + blockIdx.y;
+constexpr size_t RankSharedBytes() {
+  constexpr size_t kRank = sizeof(typename ClusterRanker<T, kDim, kTiles>::Shared);
+  constexpr size_t kSteady = sizeof(typename SteadyAttention<T, kDim, kTiles>::Shared);
+  return kRank > kSteady ? kRank : kSteady;
+}
+
+// grid (steady splits + step.splits.rank, units)
+template <typename T, int kDim, int kTiles>
+__global__ void __launch_bounds__(kStepThreads) RankKernel(const __grid_constant__ Step step) {
+  using Ranker = ClusterRanker<T, kDim, kTiles>;
+  using Steady = SteadyAttention<T, kDim, kTiles>;
+  extern __shared__ uint4 dynamic[];
+  const uint32_t unit = blockIdx.y;
   const HeadDescriptor& head = step.workspace.heads[unit];
   if (blockIdx.x < step.splits.steady) {
-    SteadyAttention<T, kDim, kTiles>::Run(step, head, unit, blockIdx.x, &shared.steady);
-  } else if (const uint32_t chunk = blockIdx.x - step.splits.steady; chunk < head.chunk_count) {
-    ChunkRanker<kDim, kTiles>::Run(step, head, unit, chunk, &shared.rank);
+    Steady::Run(step, head, unit, blockIdx.x, reinterpret_cast<typename Steady::Shared*>(dynamic));
+    return;
   }
+  const uint32_t split = blockIdx.x - step.splits.steady;
+  const uint32_t tiles = head.cluster_count / kClusterPad;
+  Ranker ranker;
+  ranker.Run(
+      step, head, unit, tiles * split / step.splits.rank, tiles * (split + 1) / step.splits.rank,
+      reinterpret_cast<typename Ranker::Shared*>(dynamic),
+      step.workspace.rank_mass + (size_t{unit} * step.splits.rank + split) * step.shape.group);
 }
 
 }  // namespace wavekv::gpu

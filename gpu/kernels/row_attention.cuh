@@ -1,14 +1,16 @@
 // Exact attention of one warp over rows of keys and values, 16 at a time, on tensor cores.
 //
-// Keys and values go from memory to registers as fragments: no shared memory, no shuffle of them.
-// Scores are (16 rows) x (8 heads); the weights are transposed in registers (movmatrix) to be the
-// second operand of  out^T [head_dim, heads] += V^T [head_dim, 16 rows] weights [16 rows, heads].
+// Keys and values are fragments in registers, loaded there directly or from a stage in shared
+// memory (warp_ring.cuh). Scores are (16 rows) x (8 heads); the weights are transposed in registers
+// (movmatrix) to be the second operand of
+//   out^T [head_dim, heads] += V^T [head_dim, 16 rows] weights [16 rows, heads].
 #pragma once
 
 #include <type_traits>
 
 #include "gpu/kernels/mma.cuh"
 #include "gpu/kernels/step_layout.h"
+#include "gpu/kernels/warp_ring.cuh"
 
 namespace wavekv::gpu {
 
@@ -42,6 +44,66 @@ __device__ void LoadQueryFragments(const T* queries, uint32_t group,
     fragments->at[tile][step][lane] = pair;
   }
 }
+
+// Two stretches in shared memory. Rows in device memory come in 16-byte copies, permuted so that
+// the fragments' loads meet no bank twice: chunk i of row r lies at i ^ 4 (r % 2) for keys, i ^ 2
+// (r / 2) for values. Rows in host memory come as they are, in bulk: the bus is slower than the
+// banks. What lies beyond a stretch's rows is undefined.
+template <int kDim>
+struct RowStage {
+  static constexpr int kChunks = kDim / 8;  // Of a row.
+  uint4 keys[2][kBlockRows][kChunks];
+  uint4 values[2][kBlockRows][kChunks];
+
+  static __device__ int KeyPlace(int row, int chunk) { return chunk ^ (row % 2 * 4); }
+  static __device__ int ValuePlace(int row, int chunk) { return chunk ^ (row / 2 * 2); }
+
+  // A warp asks for the rows; closes a group of copies.
+  __device__ void Request(const RowStretch (&stretches)[2]) {
+    constexpr int kRowsATurn = 32 / kChunks;
+    const int lane = threadIdx.x % 32, chunk = lane % kChunks;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const RowStretch& stretch = stretches[s];
+#pragma unroll
+      for (int first = 0; first < kBlockRows; first += kRowsATurn) {
+        const int row = first + lane / kChunks;
+        if (row < stretch.begin || row >= stretch.end) continue;
+        const size_t from = (row * kChunks + chunk) * sizeof(uint4);
+        CopyAhead(&keys[s][row][KeyPlace(row, chunk)], stretch.keys + from);
+        CopyAhead(&values[s][row][ValuePlace(row, chunk)], stretch.values + from);
+      }
+    }
+    CloseCopies();
+  }
+
+  // Likewise for rows in host memory, by ordinary loads of whole rows: the asynchronous kinds were
+  // half as fast over the bus.
+  __device__ void Fetch(const RowStretch (&stretches)[2]) {
+    constexpr int kRowsATurn = 32 / kChunks, kTurns = kBlockRows / kRowsATurn;
+    const int lane = threadIdx.x % 32, chunk = lane % kChunks;
+#pragma unroll 1  // Registers for one at a time.
+    for (int s = 0; s < 2; ++s) {
+      uint4 fetched_keys[kTurns], fetched_values[kTurns];
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        const int row = i * kRowsATurn + lane / kChunks;
+        if (row >= stretches[s].end) continue;
+        const size_t from = (row * kChunks + chunk) * sizeof(uint4);
+        fetched_keys[i] = LoadOnce(stretches[s].keys + from);
+        fetched_values[i] = LoadOnce(stretches[s].values + from);
+      }
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        const int row = i * kRowsATurn + lane / kChunks;
+        if (row >= stretches[s].end) continue;
+        keys[s][row][KeyPlace(row, chunk)] = fetched_keys[i];
+        values[s][row][ValuePlace(row, chunk)] = fetched_values[i];
+      }
+    }
+    CloseCopies();
+  }
+};
 
 // Running attention. Lane (g, t) holds of heads 8 * tile + 2t + {0, 1} the dims OutDim(m, g, r).
 template <typename T, int kDim, int kTiles>
@@ -79,37 +141,60 @@ struct WarpAttention {
   __device__ void Add(const RowStretch (&stretches)[2], const QueryFragments<kDim, kTiles>& queries,
                       float scale) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint4 keys[2][kKeyLoads], values[2][2][kValueLoads];
+    Rows rows;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const RowStretch& stretch = stretches[s];
-      const bool valid = g >= stretch.begin && g < stretch.end;
 #pragma unroll
       for (int j = 0; j < kKeyLoads; ++j) {
-        keys[s][j] = uint4{};
-        if (valid) keys[s][j] = LoadOnce(stretch.keys + g * kRowBytes + 16 * (4 * j + t));
+        rows.keys[s][j] = uint4{};
+        if (g >= stretch.begin && g < stretch.end) {
+          rows.keys[s][j] = LoadOnce(stretch.keys + g * kRowBytes + 16 * (4 * j + t));
+        }
       }
-    }
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const RowStretch& stretch = stretches[s];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = 2 * t + i;
-        const bool valid = row >= stretch.begin && row < stretch.end;
 #pragma unroll
         for (int j = 0; j < kValueLoads; ++j) {
-          values[s][i][j] = uint4{};
-          if (valid)
-            values[s][i][j] = LoadOnce(stretch.values + row * kRowBytes + 16 * (8 * j + g));
+          rows.values[s][i][j] = uint4{};
+          if (row >= stretch.begin && row < stretch.end) {
+            rows.values[s][i][j] = LoadOnce(stretch.values + row * kRowBytes + 16 * (8 * j + g));
+          }
         }
       }
     }
+    AddRows(stretches, rows, queries, scale);
+  }
+
+  // Likewise, from a stage that holds them; copies them to the slots that the stretches name if
+  // `fills`.
+  __device__ void AddStage(const RowStretch (&stretches)[2], const RowStage<kDim>& stage,
+                           const QueryFragments<kDim, kTiles>& queries, float scale, bool fills) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    Rows rows;
 #pragma unroll
-    for (int s = 0; s < 2; ++s) Fill(stretches[s], keys[s], values[s]);
-    uint32_t weights[kTiles][2];
-    Score(stretches, keys, queries, scale, weights);
-    AddValues(values, weights);
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int j = 0; j < kKeyLoads; ++j) {
+        rows.keys[s][j] = stage.keys[s][g][RowStage<kDim>::KeyPlace(g, 4 * j + t)];
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = 2 * t + i;
+        const bool valid = row >= stretches[s].begin && row < stretches[s].end;
+#pragma unroll
+        for (int j = 0; j < kValueLoads; ++j) {
+          // A weight of zero times whatever lies there might be NaN.
+          rows.values[s][i][j] = uint4{};
+          if (valid) {
+            rows.values[s][i][j] = stage.values[s][row][RowStage<kDim>::ValuePlace(row, 8 * j + g)];
+          }
+        }
+      }
+      if (fills) Fill(stretches[s], rows, s);
+    }
+    AddRows(stretches, rows, queries, scale);
   }
 
   // Sums over the lanes of a column; afterwards every lane holds the whole sum.
@@ -122,14 +207,27 @@ struct WarpAttention {
   }
 
  private:
-  __device__ void Fill(const RowStretch& stretch, const uint4 (&keys)[kKeyLoads],
-                       const uint4 (&values)[2][kValueLoads]) const {
+  // Lane (g, t): key row g, value rows 2t and 2t + 1 of each of two stretches.
+  struct Rows {
+    uint4 keys[2][kKeyLoads];
+    uint4 values[2][2][kValueLoads];
+  };
+
+  __device__ void AddRows(const RowStretch (&stretches)[2], const Rows& rows,
+                          const QueryFragments<kDim, kTiles>& queries, float scale) {
+    uint32_t weights[kTiles][2];
+    Score(stretches, rows.keys, queries, scale, weights);
+    AddValues(rows.values, weights);
+  }
+
+  __device__ void Fill(const RowStretch& stretch, const Rows& rows, int s) const {
     if (stretch.fill == nullptr) return;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     if (g >= stretch.begin && g < stretch.end) {
 #pragma unroll
       for (int j = 0; j < kKeyLoads; ++j) {
-        *reinterpret_cast<uint4*>(stretch.fill + g * kRowBytes + 16 * (4 * j + t)) = keys[j];
+        *reinterpret_cast<uint4*>(stretch.fill + g * kRowBytes + 16 * (4 * j + t)) =
+            rows.keys[s][j];
       }
     }
 #pragma unroll
@@ -139,7 +237,7 @@ struct WarpAttention {
 #pragma unroll
         for (int j = 0; j < kValueLoads; ++j) {
           *reinterpret_cast<uint4*>(stretch.fill + (kBlockRows + row) * kRowBytes +
-                                    16 * (8 * j + g)) = values[i][j];
+                                    16 * (8 * j + g)) = rows.values[s][i][j];
         }
       }
     }

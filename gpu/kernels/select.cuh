@@ -13,6 +13,6 @@ inline size_t SelectSharedBytes(const StepShape& shape, const StepSplits& splits
   return chunks * kChunkClusters * sizeof(uint32_t);
 }
 
-__global__ void SelectKernel(const __grid_constant__ Step step, uint32_t first_unit);
+__global__ void SelectKernel(const __grid_constant__ Step step);
 
 }  // namespace wavekv::gpu

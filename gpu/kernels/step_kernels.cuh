@@ -3,14 +3,17 @@
 // side.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace wavekv::gpu {
 
 struct StepKernels {
-  const void* begin;   // BeginKernel
-  const void* rank;    // RankKernel
-  const void* attend;  // AttendKernel
+  const void* begin;         // BeginKernel
+  const void* rank;          // RankKernel
+  const void* attend;        // AttendKernel
+  size_t rank_shared_bytes;  // Dynamic, of a CTA.
+  size_t attend_shared_bytes;
 };
 
 // For groups of up to 8 * tiles query heads, tiles 1 or 2.

@@ -17,6 +17,7 @@ namespace wavekv::gpu {
 namespace {
 
 constexpr size_t kAlignment = 256;
+constexpr uint32_t kRankSplitsMax = 64;
 constexpr uint32_t kSelectSharedMax = 190 * 1024;  // Leaves room for the static part.
 
 StepKernels FindKernels(const StepShape& shape) {
@@ -39,11 +40,12 @@ struct Launch {
   uint32_t cluster = 1;
 };
 
-absl::Status LaunchKernel(const void* kernel, const Launch& launch, Step step, uint32_t first_unit,
-                          GpuStream stream) {
+absl::Status LaunchKernel(const void* kernel, const Launch& launch, Step step, GpuStream stream) {
   std::array<cudaLaunchAttribute, 1> attributes;
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {launch.cluster, 1, 1};
+  WAVEKV_CUDA_RETURN_IF_ERROR(cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(launch.shared_bytes)));
   cudaLaunchConfig_t config = {};
   config.gridDim = launch.grid;
   config.blockDim = dim3(launch.threads);
@@ -51,7 +53,7 @@ absl::Status LaunchKernel(const void* kernel, const Launch& launch, Step step, u
   config.stream = stream;
   config.attrs = attributes.data();
   config.numAttrs = launch.cluster > 1 ? 1 : 0;
-  void* arguments[] = {&step, &first_unit};
+  void* arguments[] = {&step};
   return CudaStatus(cudaLaunchKernelExC(&config, kernel, arguments), "cudaLaunchKernelExC");
 }
 
@@ -72,9 +74,9 @@ void VisitArrays(const StepShape& shape, const StepSplits& splits, StepWorkspace
   visit(&workspace->heads, units);
   visit(&workspace->query_bytes, units * 2 * kGroupMax * shape.head_dim);
   visit(&workspace->query_scales, units * kGroupMax);
-  visit(&workspace->views, units * shape.segment_capacity * shape.group);
   visit(&workspace->logits, units * shape.group * shape.cluster_capacity);
-  visit(&workspace->chunk_mass, units * shape.chunk_capacity * shape.group);
+  visit(&workspace->ranks, units * shape.group * shape.cluster_capacity);
+  visit(&workspace->rank_mass, units * splits.rank * shape.group);
   visit(&workspace->cluster_mass, units * shape.group);
   visit(&workspace->retrieved, units * shape.retrieve_capacity);
   visit(&workspace->blocks, units * kClusterBlocksMax * shape.retrieve_capacity);
@@ -82,6 +84,8 @@ void VisitArrays(const StepShape& shape, const StepSplits& splits, StepWorkspace
   visit(&workspace->partial_out, partials * shape.head_dim);
   visit(&workspace->partial_mass, partials);
 }
+
+uint32_t Units(const StepShape& shape) { return shape.batch * shape.kv_heads; }
 
 }  // namespace
 
@@ -119,18 +123,25 @@ absl::Status ValidateShape(const StepShape& shape) {
 }
 
 StepSplits PlanSplits(const StepShape& shape, uint32_t sm_count) {
-  const uint32_t units = shape.batch * shape.kv_heads;
+  const uint32_t units = Units(shape);
   // CTAs of a unit so that about `waves` of them are on each multiprocessor.
   const auto share = [&](double waves, uint32_t most) {
     const auto ctas = static_cast<uint32_t>(waves * sm_count / units + 0.999);
     return std::clamp(ctas, 1u, most);
   };
   StepSplits splits;
-  splits.steady = share(0.5, 8);
-  // A few warps keep the bus busy; more would only hold registers while they wait.
-  splits.misses = share(0.5, 16);
-  splits.hits = share(2, 16);
-  splits.estimate = std::min(share(4, 32), std::max(1u, shape.chunk_capacity));
+  splits.steady = share(0.3, 4);
+  const uint32_t tiles = std::max(1u, shape.cluster_capacity / kClusterPad);
+  // Five CTAs for each multiprocessor, the steady zone's among them, all at once.
+  const uint32_t ranking = std::max(5 * sm_count / units, splits.steady + 1) - splits.steady;
+  splits.rank = std::min({ranking, CeilDivide(tiles, kStepWarps), kRankSplitsMax});
+  // A few warps fill the bus; more would only wait, and fewer blocks than warps need none.
+  splits.misses = std::min(std::clamp(sm_count / 2 / units, 1u, 8u),
+                           CeilDivide(shape.retrieve_capacity + 1, 32));
+  // Three CTAs for each multiprocessor, all at once, but some turns for each warp.
+  const uint32_t ctas = std::clamp(3 * sm_count / 2 / units, 1u, 24u);
+  splits.hits = std::min(ctas, CeilDivide(shape.retrieve_capacity + 1, 9));
+  splits.estimate = std::min(ctas, CeilDivide(tiles, 8 * kStepWarps));
   // Exchanges between CTAs cost more than a thread's ranking of a few clusters.
   const uint32_t select = CeilDivide(shape.chunk_capacity * kChunkClusters, 16 * kSelectThreads);
   splits.select = std::min(RoundUpToPowerOfTwo(std::max(1u, select)), kSelectCtasMax);
@@ -156,64 +167,50 @@ StepWorkspace LayOutWorkspace(const StepShape& shape, const StepSplits& splits, 
   return workspace;
 }
 
-absl::Status LaunchBegin(const Step& step, UnitRange units, GpuStream stream) {
+absl::Status LaunchBegin(const Step& step, GpuStream stream) {
   return LaunchKernel(FindKernels(step.shape).begin,
-                      {.grid = dim3(units.count), .threads = kBeginThreads}, step, units.first,
-                      stream);
+                      {.grid = dim3(Units(step.shape)), .threads = kBeginThreads}, step, stream);
 }
 
-absl::Status LaunchRank(const Step& step, UnitRange units, GpuStream stream) {
-  const dim3 grid(step.splits.steady + step.shape.chunk_capacity, units.count);
-  return LaunchKernel(FindKernels(step.shape).rank, {.grid = grid, .threads = kStepThreads}, step,
-                      units.first, stream);
+absl::Status LaunchRank(const Step& step, GpuStream stream) {
+  const StepKernels kernels = FindKernels(step.shape);
+  return LaunchKernel(kernels.rank,
+                      {.grid = dim3(step.splits.steady + step.splits.rank, Units(step.shape)),
+                       .threads = kStepThreads,
+                       .shared_bytes = kernels.rank_shared_bytes},
+                      step, stream);
 }
 
-absl::Status LaunchSelect(const Step& step, UnitRange units, GpuStream stream) {
-  const auto* kernel = reinterpret_cast<const void*>(&SelectKernel);
-  const size_t shared_bytes = SelectSharedBytes(step.shape, step.splits);
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
-  return LaunchKernel(kernel,
-                      {.grid = dim3(step.splits.select, units.count),
+absl::Status LaunchSelect(const Step& step, GpuStream stream) {
+  return LaunchKernel(reinterpret_cast<const void*>(&SelectKernel),
+                      {.grid = dim3(step.splits.select, Units(step.shape)),
                        .threads = kSelectThreads,
-                       .shared_bytes = shared_bytes,
+                       .shared_bytes = SelectSharedBytes(step.shape, step.splits),
                        .cluster = step.splits.select},
-                      step, units.first, stream);
+                      step, stream);
 }
 
-absl::Status LaunchAttend(const Step& step, UnitRange units, GpuStream stream) {
+absl::Status LaunchAttend(const Step& step, GpuStream stream) {
   const StepSplits& splits = step.splits;
   if (PartialCount(splits) > kPartialsMax) {
     return absl::InvalidArgumentError(absl::StrCat("splits make ", PartialCount(splits),
                                                    " partial results of a unit; allowed: at most ",
                                                    kPartialsMax));
   }
-  const dim3 grid(units.count, splits.misses + splits.hits + splits.estimate);
-  return LaunchKernel(FindKernels(step.shape).attend, {.grid = grid, .threads = kStepThreads}, step,
-                      units.first, stream);
+  const StepKernels kernels = FindKernels(step.shape);
+  return LaunchKernel(
+      kernels.attend,
+      {.grid = dim3(Units(step.shape), splits.misses + splits.hits + splits.estimate),
+       .threads = kStepThreads,
+       .shared_bytes = kernels.attend_shared_bytes},
+      step, stream);
 }
 
-absl::Status LaunchStep(const Step& step, const StepPipeline& pipeline, GpuStream stream) {
-  const uint32_t units = step.shape.batch * step.shape.kv_heads;
-  const uint32_t ahead = pipeline.side == nullptr ? 0 : std::min(pipeline.first_units, units);
-  WAVEKV_RETURN_IF_ERROR(LaunchBegin(step, {0, units}, stream));
-  if (ahead == 0 || ahead == units) {
-    WAVEKV_RETURN_IF_ERROR(LaunchRank(step, {0, units}, stream));
-    WAVEKV_RETURN_IF_ERROR(LaunchSelect(step, {0, units}, stream));
-    return LaunchAttend(step, {0, units}, stream);
-  }
-  const UnitRange first = {0, ahead}, rest = {ahead, units - ahead};
-  WAVEKV_RETURN_IF_ERROR(LaunchRank(step, first, stream));
-  WAVEKV_RETURN_IF_ERROR(LaunchSelect(step, first, stream));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventRecord(pipeline.selected, stream));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(pipeline.side, pipeline.selected));
-  WAVEKV_RETURN_IF_ERROR(LaunchAttend(step, first, pipeline.side));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventRecord(pipeline.attended, pipeline.side));
-  WAVEKV_RETURN_IF_ERROR(LaunchRank(step, rest, stream));
-  WAVEKV_RETURN_IF_ERROR(LaunchSelect(step, rest, stream));
-  WAVEKV_RETURN_IF_ERROR(LaunchAttend(step, rest, stream));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, pipeline.attended));
-  return absl::OkStatus();
+absl::Status LaunchStep(const Step& step, GpuStream stream) {
+  WAVEKV_RETURN_IF_ERROR(LaunchBegin(step, stream));
+  WAVEKV_RETURN_IF_ERROR(LaunchRank(step, stream));
+  WAVEKV_RETURN_IF_ERROR(LaunchSelect(step, stream));
+  return LaunchAttend(step, stream);
 }
 
 }  // namespace wavekv::gpu

@@ -58,9 +58,10 @@ struct BlockUse {
 };
 inline constexpr uint32_t kMissBit = 1u << 31;
 
-// One (sequence, layer, KV head): immutable for as long as a step may have latched it, but for what
-// `state`, `block_slots`, `slots` and the steady rows hold. Cluster arrays are padded: each
-// segment's clusters start at a multiple of kClusterPad, padding has size 0 and is finite.
+// Arrays are 16-byte aligned. One (sequence, layer, KV head): immutable for as long as a step may
+// have latched it, but for what `state`, `block_slots`, `slots` and the steady rows hold. Cluster
+// arrays are padded: each segment's clusters start at a multiple of kClusterPad, padding has size 0
+// and is finite.
 struct HeadDescriptor {
   // Steady zone: `sink_count` first tokens, then positions [steady_first, state->appended),
   // position p in row p % steady_capacity (a multiple of kBlockRows) of the ring.
@@ -129,6 +130,7 @@ struct StepShape {
 // Into how many CTAs a unit's work is cut; only speed depends on it.
 struct StepSplits {
   uint32_t steady = 1;
+  uint32_t rank = 1;
   uint32_t misses = 1;
   uint32_t hits = 1;
   uint32_t estimate = 1;
@@ -150,12 +152,6 @@ struct PartialMass {
   float sum;
 };
 
-// What a query head sees of a whole segment.
-struct SegmentView {
-  float mean_dot;       // q . key_mean
-  float reach_squared;  // scale^2 * sum over dims of q^2 * spread_share
-};
-
 struct UnitCounts {
   uint32_t retrieved;
   uint32_t hits;
@@ -165,14 +161,14 @@ struct UnitCounts {
 
 // Scratch of one step, in device memory; zeroed once, before the first step.
 struct StepWorkspace {
-  HeadDescriptor* heads;    // [units] latched
-  int8_t* query_bytes;      // [units, 2, kGroupMax, head_dim] high, low: q = scale (128 high + low)
-  float* query_scales;      // [units, kGroupMax]
-  SegmentView* views;       // [units, segment_capacity, group]
-  float* logits;            // [units, group, cluster_capacity] base 2, log size added
-  PartialMass* chunk_mass;  // [units, chunk_capacity, group]
-  float* cluster_mass;      // [units, group] log2 of all clusters' estimated mass
-  uint32_t* retrieved;      // [units, retrieve_capacity] ascending
+  HeadDescriptor* heads;   // [units] latched
+  int8_t* query_bytes;     // [units, 2, kGroupMax, head_dim] high, low: q = scale (128 high + low)
+  float* query_scales;     // [units, kGroupMax]
+  float* logits;           // [units, group, cluster_capacity] base 2, log size added
+  float* ranks;            // likewise: log2 of the rank times the mass; -inf: padding
+  PartialMass* rank_mass;  // [units, splits.rank, group]
+  float* cluster_mass;     // [units, group] log2 of all clusters' estimated mass
+  uint32_t* retrieved;     // [units, retrieve_capacity] ascending
   BlockRef* blocks;    // [units, kClusterBlocksMax * retrieve_capacity] hits, misses from the end
   UnitCounts* counts;  // [units]
   float* partial_out;  // [units, partials, group, head_dim]

@@ -220,19 +220,14 @@ absl::Status DeviceBatch::SetVersion(uint32_t sequence, uint32_t version) {
   return live_.Upload(live_host_);
 }
 
-absl::Status DeviceBatch::Execute(bool graph, uint32_t first_units) {
-  cudaStream_t stream, side;
-  cudaEvent_t selected, attended;
+absl::Status DeviceBatch::Execute(bool graph) {
+  cudaStream_t stream;
   WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&selected, cudaEventDisableTiming));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&attended, cudaEventDisableTiming));
-  const StepPipeline pipeline{side, selected, attended, first_units};
   if (graph) {
     cudaGraph_t captured;
     cudaGraphExec_t executable;
     WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    WAVEKV_RETURN_IF_ERROR(LaunchStep(step_, pipeline, stream));
+    WAVEKV_RETURN_IF_ERROR(LaunchStep(step_, stream));
     WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamEndCapture(stream, &captured));
     WAVEKV_CUDA_RETURN_IF_ERROR(cudaGraphInstantiate(&executable, captured, 0));
     WAVEKV_CUDA_RETURN_IF_ERROR(cudaGraphLaunch(executable, stream));
@@ -240,21 +235,17 @@ absl::Status DeviceBatch::Execute(bool graph, uint32_t first_units) {
     WAVEKV_CUDA_RETURN_IF_ERROR(cudaGraphExecDestroy(executable));
     WAVEKV_CUDA_RETURN_IF_ERROR(cudaGraphDestroy(captured));
   } else {
-    WAVEKV_RETURN_IF_ERROR(LaunchStep(step_, pipeline, stream));
+    WAVEKV_RETURN_IF_ERROR(LaunchStep(step_, stream));
     WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
   }
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventDestroy(selected));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventDestroy(attended));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamDestroy(stream));
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamDestroy(side));
-  return absl::OkStatus();
+  return CudaStatus(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
-absl::StatusOr<StepResults> DeviceBatch::Run(bool graph, uint32_t first_units) {
+absl::StatusOr<StepResults> DeviceBatch::Run(bool graph) {
   WAVEKV_RETURN_IF_ERROR(out_.Upload(std::vector<uint16_t>(out_.size(), 0x7fff)));
   WAVEKV_RETURN_IF_ERROR(
       lse_.Upload(std::vector<float>(lse_.size(), std::numeric_limits<float>::quiet_NaN())));
-  WAVEKV_RETURN_IF_ERROR(Execute(graph, first_units));
+  WAVEKV_RETURN_IF_ERROR(Execute(graph));
   StepResults results;
   WAVEKV_ASSIGN_OR_RETURN(const std::vector<uint16_t> bits, out_.Download());
   for (const uint16_t x : bits) results.out.push_back(FromBits(step_.shape.element, x));

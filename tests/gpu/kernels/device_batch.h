@@ -76,7 +76,7 @@ class DeviceBatch {
   absl::Status SetInputs(const std::vector<uint16_t>& queries, const std::vector<uint16_t>& keys,
                          const std::vector<uint16_t>& values);
   // One step over poisoned outputs; through a captured graph when `graph`.
-  absl::StatusOr<StepResults> Run(bool graph, uint32_t first_units);
+  absl::StatusOr<StepResults> Run(bool graph);
 
   const DeviceHead& head(uint32_t unit) const { return *heads_[unit]; }
   const Step& step() const { return step_; }
@@ -84,7 +84,7 @@ class DeviceBatch {
   absl::Status SetVersion(uint32_t sequence, uint32_t version);
 
  private:
-  absl::Status Execute(bool graph, uint32_t first_units);
+  absl::Status Execute(bool graph);
 
   Step step_;
   std::vector<std::unique_ptr<DeviceHead>> heads_;

@@ -50,7 +50,7 @@ TEST(StepLargeTest, SelectsAmongAQuarterOfAMillionClusters) {
     queries.push_back(FromBits(Element::kBF16, x));
   }
   ASSERT_TRUE((*batch)->SetInputs(bits, {}, {}).ok());
-  const auto results = (*batch)->Run(true, 0);
+  const auto results = (*batch)->Run(true);
   ASSERT_TRUE(results.ok()) << results.status();
   const StepOracle oracle(head, queries, 4, 0.125, spec.steady_first + spec.steady);
   const std::vector<double> ranks = oracle.Ranks(true);
@@ -84,7 +84,7 @@ TEST(StepLargeTest, EqualRanksGoInOrderOfTheCluster) {
   ASSERT_TRUE(batch.ok()) << batch.status();
   // Queries of zeros: not even the rounding of a centroid gives a cluster a rank.
   ASSERT_TRUE((*batch)->SetInputs(std::vector<uint16_t>(2 * 64), {}, {}).ok());
-  const auto results = (*batch)->Run(true, 0);
+  const auto results = (*batch)->Run(true);
   ASSERT_TRUE(results.ok()) << results.status();
   ASSERT_EQ(results->retrieved[0].size(), spec.retrieve);
   for (uint32_t c = 0; c < spec.retrieve; ++c) ASSERT_EQ(results->retrieved[0][c], c);

@@ -29,7 +29,6 @@ struct Row {
   float query_length = 1;
   bool by_mass = false;
   bool graph = false;
-  uint32_t first_units = 0;  // Ranked ahead of the rest.
   bool append = false;
 };
 
@@ -99,11 +98,12 @@ std::vector<Row> Rows() {
       {.name = "FlatQueries", .sequences = {Segments({4000}, 30)}, .query_length = 0.01f},
       {.name = "ZeroQueries", .sequences = {Segments({400}, 3)}, .query_length = 0},
       {.name = "ClustersOfOneToken", .sequences = {Singles(6000, 100)}},
-      {.name = "TwoStages",
-       .kv_heads = 4,
-       .sequences = {Segments({5000}, 40), Segments({9000}, 40)},
+      {.name = "FewCachedAppends",
+       .kv_heads = 3,
+       .sequences = {Segments({5000}, 40), Nothing(), Segments({9000, 700}, 60)},
+       .cache = {.cached = 0.1},
        .graph = true,
-       .first_units = 3},
+       .append = true},
   };
   // Every kernel that is built, with groups that fill a tile, do not, and need two.
   for (const Element element : {Element::kBF16, Element::kF16}) {
@@ -306,7 +306,7 @@ class StepTest : public testing::TestWithParam<Row> {
       states.push_back(*batch_->head(unit).State());
       tables.push_back(*batch_->head(unit).BlockSlots());
     }
-    const auto results = batch_->Run(row.graph, row.first_units);
+    const auto results = batch_->Run(row.graph);
     ASSERT_TRUE(results.ok()) << results.status();
     for (size_t unit = 0; unit < heads_.size(); ++unit) {
       SCOPED_TRACE("unit " + std::to_string(unit));
@@ -355,7 +355,7 @@ TEST_P(StepSingleTest, RefetchesNothing) {
   Prepare(GetParam());
   if (HasFatalFailure()) return;
   SetInputs(GetParam());
-  const auto first = batch_->Run(true, 0), second = batch_->Run(true, 0);
+  const auto first = batch_->Run(true), second = batch_->Run(true);
   ASSERT_TRUE(first.ok() && second.ok());
   for (size_t unit = 0; unit < heads_.size(); ++unit) {
     EXPECT_GT(first->counts[unit].misses, 0u);
@@ -368,9 +368,9 @@ TEST_P(StepSingleTest, ADescriptorThatIsBeingWrittenLeavesTheLatchedOne) {
   Prepare(GetParam());
   if (HasFatalFailure()) return;
   SetInputs(GetParam());
-  const auto first = batch_->Run(false, 0);
+  const auto first = batch_->Run(false);
   ASSERT_TRUE(batch_->SetVersion(0, 3).ok());
-  const auto second = batch_->Run(false, 0);
+  const auto second = batch_->Run(false);
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_EQ(first->retrieved, second->retrieved);
   EXPECT_EQ(first->lse.size(), second->lse.size());
@@ -388,7 +388,7 @@ TEST_P(StepSingleTest, AFullRingRefusesTheToken) {
   const std::vector<uint16_t> rows = RandomBits(heads_.size() * row.dim, 1);
   queries_ = RandomBits(heads_.size() * row.group * row.dim, 1);
   ASSERT_TRUE(batch_->SetInputs(queries_, rows, rows).ok());
-  const auto results = batch_->Run(false, 0);
+  const auto results = batch_->Run(false);
   ASSERT_TRUE(results.ok()) << results.status();
   for (size_t unit = 0; unit < heads_.size(); ++unit) {
     const auto state = batch_->head(unit).State();
