@@ -38,7 +38,7 @@ struct Budget {
   uint32_t clusters_max = 0;    // Cap for coverage and error; 0: the daemon's default.
   double estimate_ratio = 1.0;  // Share of the other clusters that is estimated.
   // Of the estimated clusters the best, estimated token by token from their sketch; <= 4096.
-  uint32_t sketch_clusters = 120;
+  uint32_t sketch_clusters = 112;
 
   static Budget Ratio(double ratio) { return {Kind::kRatio, ratio}; }
   static Budget Clusters(uint32_t count) { return {Kind::kClusters, static_cast<double>(count)}; }

@@ -13,7 +13,7 @@ namespace wavekv {
 enum class BudgetKind : uint8_t { kRatio, kClusters, kCoverage, kError };
 
 inline constexpr double kDefaultRetrievalRatio = 0.005;
-inline constexpr uint32_t kDefaultSketchClusters = 120;
+inline constexpr uint32_t kDefaultSketchClusters = 112;
 inline constexpr uint32_t kSketchClustersMax = 4096;
 
 // How many clusters the retrieval zone of one KV head gets.

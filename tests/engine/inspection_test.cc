@@ -191,11 +191,11 @@ TEST_F(InspectionTest, ExplainSaysWhyAndHowMuch) {
 
 TEST_F(InspectionTest, BudgetsInWords) {
   EXPECT_EQ(BudgetText({}),
-            "ratio: 0.5 % of the clusters; 100 % of the others estimated, the best 120 from their "
+            "ratio: 0.5 % of the clusters; 100 % of the others estimated, the best 112 from their "
             "sketch");
   EXPECT_EQ(BudgetText({.kind = BudgetKind::kCoverage, .value = 0.9}),
             "coverage: the fewest clusters that hold 90 % of the estimated mass, at most 1/8 of "
-            "the clusters; 100 % of the others estimated, the best 120 from their sketch");
+            "the clusters; 100 % of the others estimated, the best 112 from their sketch");
   EXPECT_EQ(BudgetText({.kind = BudgetKind::kError, .value = 0.05, .clusters_max = 40}),
             "error: until the bound is under 0.05, at most 40 clusters; 100 % of the others "
             "estimated");

@@ -67,7 +67,7 @@ class Budget:
     value: float = 0.005
     clusters_max: int = 0
     estimate_ratio: float = 1.0
-    sketch_clusters: int = 120
+    sketch_clusters: int = 112
 
     @classmethod
     def ratio(cls, share: float) -> Budget:
