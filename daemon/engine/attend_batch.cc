@@ -134,6 +134,13 @@ void Finish(const StepResources& resources, const AttendStep& step, Item* item,
   }
   sequence.RememberQueries(step.query.layer, item->queries);
   sequence.AddCounters(outcome->counters);
+  if (sequence.recorded()) {
+    RecordedStep recorded = item->step->Recorded(step.query.layer, TraceVerb::kAttend);
+    recorded.exact = step.exact;
+    recorded.out = outcome->out;
+    recorded.lse = outcome->lse;
+    sequence.RecordStep(std::move(recorded));
+  }
 }
 
 // Steps that name distinct (sequence, layer) pairs, the first of them the call's first_idx-th.

@@ -36,6 +36,9 @@ absl::Status ValidateOptions(const EngineOptions& options) {
       CheckOption("compute_threads", options.compute_threads, 0, kEngineThreadsMax));
   WAVEKV_RETURN_IF_ERROR(CheckOption("sequences_max", options.sequences_max, 1, kSequencesMax));
   WAVEKV_RETURN_IF_ERROR(CheckOption("tokens_max", options.tokens_max, 1, kTokensMax));
+  WAVEKV_RETURN_IF_ERROR(CheckOption("recordings_max", options.recordings_max, 0, kRecordingsMax));
+  WAVEKV_RETURN_IF_ERROR(CheckOption("recording_queue_bytes", options.recording_queue_bytes,
+                                     kRecordingQueueBytesMin, kRecordingQueueBytesMax));
   return CheckOption("batch_max", options.batch_max, 1, kBatchMax);
 }
 
@@ -58,6 +61,7 @@ Engine::Impl::Impl(const EngineOptions& engine_options, uint32_t build_threads,
       backend(std::move(compute_backend)),
       stager(std::move(wave_stager)),
       registry(engine_options.sequences_max),
+      recordings(engine_options.recordings_max),
       // The caller takes part.
       compute_pool(static_cast<int>(compute_threads) - 1, "wavekv-attend"),
       steps(std::chrono::milliseconds(engine_options.build_pause_ms_max)),
@@ -293,6 +297,8 @@ EngineStats Engine::Stats() const {
   stats.index_bytes = impl_->index_gauge->load();
   stats.build_queue = impl_->builder.queue_size();
   stats.builds_paused = impl_->steps.paused_count();
+  stats.recordings = impl_->recordings.count();
+  stats.recording_queued_bytes = impl_->recordings.queued_bytes();
   stats.backend = impl_->backend->Caps();
   if (impl_->stager != nullptr) stats.wave_buffers = impl_->stager->Status();
   MutexLock lock(&impl_->counters_mutex);

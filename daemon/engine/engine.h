@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/engine/recorder.h"
 #include "daemon/engine/types.h"
 #include "index/backend/compute_backend.h"
 #include "index/backend/stager.h"
@@ -24,6 +25,9 @@ namespace wavekv {
 inline constexpr uint32_t kEngineThreadsMax = 1024;
 inline constexpr uint32_t kSequencesMax = 1u << 20;
 inline constexpr uint32_t kBatchMax = 1u << 16;
+inline constexpr uint32_t kRecordingsMax = 64;
+inline constexpr uint64_t kRecordingQueueBytesMin = 1ull << 20;
+inline constexpr uint64_t kRecordingQueueBytesMax = 1ull << 40;
 
 struct EngineOptions {
   uint32_t epoch = 0;             // Upper half of every sequence id; not 0.
@@ -33,6 +37,8 @@ struct EngineOptions {
   uint64_t tokens_max = 1ull << 24;  // Per sequence; at most kTokensMax.
   uint32_t batch_max = 256;          // Items of one Attend.
   uint64_t build_queue_max = 1u << 16;
+  uint32_t recordings_max = 4;                   // Recorders at a time; 0: none.
+  uint64_t recording_queue_bytes = 64ull << 20;  // Of each, reserved in the pool.
   // Longest time that a piece of building, about a millisecond of work, waits for steps to end.
   uint32_t build_pause_ms_max = 5;
   const Clock* clock = nullptr;  // Outlives the engine; null: RealClock().
@@ -46,6 +52,8 @@ struct EngineStats {
   StepCounters counters;  // Since start.
   uint64_t build_queue = 0;
   uint64_t builds_paused = 0;  // Threads that wait for steps to end.
+  uint32_t recordings = 0;
+  uint64_t recording_queued_bytes = 0;  // Of all of them.
   BackendCaps backend;
   std::vector<WaveBufferStatus> wave_buffers;
 };
@@ -113,6 +121,12 @@ class Engine {
   absl::Status Pin(const TenantId& tenant, SequenceRef sequence, bool pinned);
   // With a TTL it outlives its owner's lease, until that long after its last use; 0: none.
   absl::Status SetTtl(const TenantId& tenant, SequenceRef sequence, uint64_t ttl_ms);
+
+  // Begins to record a sequence: what some of its layers hold now, then what happens to them, by
+  // whichever way it comes. It holds up no step, keeps the sequence from nothing, and ends with it.
+  // ResourceExhausted: there are recordings_max recorders, or the tenant has no room for the queue.
+  absl::StatusOr<std::unique_ptr<Recorder>> Record(const TenantId& tenant, SequenceRef sequence,
+                                                   const RecordingOptions& options);
 
   // The owner's lease ended: its sequences go, but for pinned ones and those with a TTL, which
   // become nobody's. Returns how many went.

@@ -10,6 +10,7 @@
 #include "daemon/engine/builder.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/layer_version.h"
+#include "daemon/engine/recorder.h"
 #include "daemon/engine/sequence_registry.h"
 #include "daemon/engine/step_priority.h"
 #include "storage/base/mutex.h"
@@ -47,6 +48,7 @@ struct Engine::Impl {
   Mutex counters_mutex;
   StepCounters counters ABSL_GUARDED_BY(counters_mutex);
   SequenceRegistry registry;
+  RecordingSet recordings;
   ThreadPool compute_pool;
   StepPriority steps;
   Builder builder;  // Last: its threads end before what they use.

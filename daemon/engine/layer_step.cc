@@ -86,6 +86,18 @@ std::vector<StageHead> LayerStep::StageHeads(bool with_steady) const {
   return heads;
 }
 
+RecordedStep LayerStep::Recorded(uint32_t layer, TraceVerb verb) const {
+  RecordedStep step;
+  step.layer = layer;
+  step.verb = verb;
+  step.generation = snapshot_.generation;
+  step.version = snapshot_.version->number();
+  step.token_count = snapshot_.token_count;
+  step.budget = budget_;
+  step.queries = queries_;
+  return step;
+}
+
 absl::Status ForEachHead(ThreadPool* pool, uint32_t head_count,
                          const std::function<absl::Status(uint32_t)>& fn) {
   std::vector<absl::Status> statuses(head_count);

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/engine/head_step.h"
 #include "daemon/engine/layer_snapshot.h"
+#include "daemon/engine/recording.h"
 #include "daemon/engine/types.h"
 #include "index/backend/stager.h"
 #include "storage/base/thread_pool.h"
@@ -43,6 +44,8 @@ class LayerStep {
   EstimateOutcome CollectEstimation() const;
   // The rows that each head wants in the wave buffer.
   std::vector<StageHead> StageHeads(bool with_steady) const;
+  // What a recording is told of it, but for the answer.
+  RecordedStep Recorded(uint32_t layer, TraceVerb verb) const;
 
  private:
   const LayerSnapshot snapshot_;

@@ -141,6 +141,7 @@ absl::StatusOr<QueryOutcome> RunQuery(const StepResources& resources, const Tena
   outcome.counters.cache_hit_blocks = staged.hit_blocks;
   outcome.counters.cache_miss_blocks = staged.miss_blocks;
   sequence.AddCounters(outcome.counters);
+  if (sequence.recorded()) sequence.RecordStep(step.Recorded(query.layer, TraceVerb::kQuery));
   return outcome;
 }
 
@@ -151,6 +152,8 @@ absl::StatusOr<EstimateOutcome> RunEstimate(const StepResources& resources, cons
   WAVEKV_RETURN_IF_ERROR(ForEachHead(resources.pool, step.head_count(), [&](uint32_t head) {
     return step.head(head).EstimateRest(/*bounds=*/true);
   }));
+  Sequence& sequence = *planned.sequence;
+  if (sequence.recorded()) sequence.RecordStep(step.Recorded(query.layer, TraceVerb::kEstimate));
   return step.CollectEstimation();
 }
 

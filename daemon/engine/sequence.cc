@@ -185,6 +185,7 @@ void Sequence::End() {
 }
 
 Sequence::Remains Sequence::EndLocked() {
+  EndRecordingsLocked();
   Remains remains;
   ended_ = true;
   for (Layer& layer : layers_) {

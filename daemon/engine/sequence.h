@@ -21,10 +21,13 @@
 #include "storage/base/clock.h"
 #include "storage/base/mutex.h"
 #include "storage/base/thread_pool.h"
+#include "storage/trace/trace_records.h"
 
 namespace wavekv {
 
 class Builder;
+class Recording;
+struct RecordedStep;
 
 // Who a sequence is and what it was made with; constant.
 struct SequenceIdentity {
@@ -102,6 +105,16 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // The builder's queue had no room: the layer is no longer scheduled.
   void Unschedule(uint32_t layer, const absl::Status& why);
 
+  // Recording (sequence_record.cc).
+  // From now on the recording is told what happens; it begins with what is stored. Returns what its
+  // trace begins with.
+  absl::StatusOr<TraceSequence> StartRecording(Generation wanted,
+                                               std::shared_ptr<Recording> recording);
+  void StopRecording(const Recording& recording);
+  // Whether a step that was answered is to be told to RecordStep.
+  bool recorded() const { return recorded_.load(std::memory_order_relaxed); }
+  void RecordStep(RecordedStep step);
+
   // Life.
   class Use;
   void SetPinned(bool pinned);
@@ -162,6 +175,14 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
                                                uint64_t tokens_total) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  void RecordRowsLocked(uint32_t layer, AppendMode mode, const TokenRange& range)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordBuildLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The truncate has its generation, and nothing was taken away yet.
+  void RecordTruncateLocked(const std::vector<LayerSnapshot>& before, uint64_t token_count)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndRecordingsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const SequenceIdentity identity_;
   const CutRules rules_;
   std::vector<bool> dense_;  // [layers]; constant after construction.
@@ -183,6 +204,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   int64_t last_use_ms_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t uses_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls in progress.
   StepCounters counters_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Recording>> recordings_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> recorded_{false};  // Whether there are any, for steps.
 };
 
 // A call in progress: the sequence does not expire during it, and idles from its end on.

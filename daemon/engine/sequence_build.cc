@@ -136,6 +136,7 @@ absl::StatusOr<BuildProgress> Sequence::BuildIndex(
     WAVEKV_RETURN_IF_ERROR(CheckAlive(generation));
     planned_at = generation_;
     decoding_ = true;
+    RecordBuildLocked();
     for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
       Layer& state = layers_[layer];
       if (!dense_[layer]) {

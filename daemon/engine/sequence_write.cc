@@ -121,6 +121,7 @@ absl::StatusOr<InsertOutcome> Sequence::Append(Generation generation, const RowB
     MutexLock lock(&mutex_);
     WAVEKV_RETURN_IF_ERROR(CheckAlive(generation));  // Dropped meanwhile?
     for (size_t i = 0; i < batch.layers.size(); ++i) {
+      RecordRowsLocked(batch.layers[i], mode, {before[i].token_count, contents[i].token_count});
       layers_[batch.layers[i]].content = std::move(contents[i]);
       PlanAfterAppendLocked(batch.layers[i]);
     }
@@ -163,6 +164,7 @@ absl::StatusOr<Generation> Sequence::Truncate(Generation generation, uint64_t to
     MutexLock lock(&mutex_);
     WAVEKV_RETURN_IF_ERROR(CheckAlive(generation));  // Dropped meanwhile?
     bumped = generation_ = Generation(generation_.value() + 1);
+    RecordTruncateLocked(before, token_count);
     for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
       Layer& state = layers_[layer];
       state.content = std::move(contents[layer]);

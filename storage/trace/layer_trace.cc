@@ -14,7 +14,8 @@ namespace {
 // Collects what the records say of the layers that are wanted.
 class Collector {
  public:
-  explicit Collector(LayerTraces* traces) : traces_(traces) {}
+  explicit Collector(LayerTraces* traces)
+      : traces_(traces), generation_(traces->sequence.generation) {}
 
   void operator()(TraceRows& rows) {
     LayerTrace* const layer = Find(rows.layer);
@@ -25,11 +26,12 @@ class Collector {
   }
   void operator()(const TraceStep& step) {
     LayerTrace* const layer = Find(step.layer);
-    if (layer == nullptr) return;
+    if (layer == nullptr || step.generation != generation_) return;
     layer->token_counts.push_back(step.token_count);
     layer->queries.insert(layer->queries.end(), step.queries.begin(), step.queries.end());
   }
   void operator()(const TraceTruncate& truncate) {
+    generation_ = truncate.generation;
     for (LayerTrace& layer : traces_->layers) Truncate(truncate.token_count, &layer);
   }
   void operator()(const TraceBuild&) {}
@@ -62,6 +64,7 @@ class Collector {
   }
 
   LayerTraces* const traces_;
+  uint64_t generation_;
 };
 
 absl::Status AddLayer(uint32_t layer, LayerTraces* traces) {

@@ -98,9 +98,8 @@ struct WireEnd {
   uint32_t reason = 0;
   uint32_t zero = 0;
   uint64_t step_count = 0;
-  uint64_t overtaken_count = 0;
 };
-static_assert(sizeof(WireEnd) == 24);
+static_assert(sizeof(WireEnd) == 16);
 
 // An enumerator of one byte; 0, which is none, for what is larger.
 template <class Enum>
@@ -342,7 +341,7 @@ absl::StatusOr<TraceRecord> DecodeBody(uint32_t type, const ModelShape& shape,
     }
     case TraceType::kEnd: {
       WAVEKV_ASSIGN_OR_RETURN(const WireEnd head, reader.Take<WireEnd>());
-      return TraceEnd{EnumOf<TraceEndReason>(head.reason), head.step_count, head.overtaken_count};
+      return TraceEnd{EnumOf<TraceEndReason>(head.reason), head.step_count};
     }
     case TraceType::kSequence:
       return absl::InvalidArgumentError("a second sequence");
@@ -388,9 +387,7 @@ TraceType PutBody(const TraceTruncate& truncate, PayloadWriter* writer) {
 }
 
 TraceType PutBody(const TraceEnd& end, PayloadWriter* writer) {
-  writer->Put(WireEnd{.reason = static_cast<uint32_t>(end.reason),
-                      .step_count = end.step_count,
-                      .overtaken_count = end.overtaken_count});
+  writer->Put(WireEnd{.reason = static_cast<uint32_t>(end.reason), .step_count = end.step_count});
   return TraceType::kEnd;
 }
 
@@ -417,6 +414,42 @@ absl::StatusOr<std::vector<std::byte>> EncodeTrace(const TraceRecord& record, ui
   const TraceType type =
       std::visit([&](const auto& held) { return PutBody(held, &writer); }, record);
   return std::move(writer).Seal(type, number);
+}
+
+absl::Status CheckTraceFrame(const TraceFrame& frame, uint64_t number) {
+  if (Crc32c(std::as_bytes(std::span(&frame, 1)).first(kTraceFrameCrcBytes)) != frame.frame_crc) {
+    return absl::InvalidArgumentError("the checksum of its frame is wrong");
+  }
+  if (frame.number != number) {
+    return absl::InvalidArgumentError(absl::StrCat("its frame has the number ", frame.number));
+  }
+  if (frame.payload_bytes > kTracePayloadBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has ", frame.payload_bytes, " bytes, expected at most ", kTracePayloadBytesMax));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TraceFramed> TakeTraceRecord(std::span<const std::byte>* bytes, uint64_t number) {
+  TraceFrame frame;
+  if (bytes->size() < sizeof frame) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("record ", number, ": ", bytes->size(), " bytes are no frame"));
+  }
+  std::memcpy(&frame, bytes->data(), sizeof frame);
+  WAVEKV_RETURN_IF_ERROR(CheckTraceFrame(frame, number));
+  *bytes = bytes->subspan(sizeof frame);
+  if (bytes->size() < frame.payload_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("record ", number, ": it ends after ",
+                                                   bytes->size(), " of ", frame.payload_bytes,
+                                                   " bytes"));
+  }
+  const TraceFramed record = {frame.type, bytes->first(frame.payload_bytes)};
+  *bytes = bytes->subspan(frame.payload_bytes);
+  if (Crc32c(record.payload) != frame.payload_crc) {
+    return absl::InvalidArgumentError(absl::StrCat("record ", number, ": its checksum is wrong"));
+  }
+  return record;
 }
 
 absl::StatusOr<TraceSequence> DecodeTraceSequence(std::span<const std::byte> payload) {

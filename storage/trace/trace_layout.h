@@ -44,6 +44,18 @@ inline constexpr uint32_t kTraceRowsBytes = 4u << 20;
 absl::StatusOr<std::vector<std::byte>> EncodeTrace(const TraceSequence& sequence);
 absl::StatusOr<std::vector<std::byte>> EncodeTrace(const TraceRecord& record, uint64_t number);
 
+// InvalidArgument: the frame is damaged, or not that of record `number`.
+absl::Status CheckTraceFrame(const TraceFrame& frame, uint64_t number);
+
+// One record among bytes: borrows them.
+struct TraceFramed {
+  uint32_t type = 0;
+  std::span<const std::byte> payload;
+};
+// Takes record `number` off the front of `bytes`, which hold whole records. InvalidArgument: it is
+// damaged, or they end before it does.
+absl::StatusOr<TraceFramed> TakeTraceRecord(std::span<const std::byte>* bytes, uint64_t number);
+
 // The payload of a first record. InvalidArgument when its bytes are not those of one; what it says
 // is for ValidateTraceSequence to judge.
 absl::StatusOr<TraceSequence> DecodeTraceSequence(std::span<const std::byte> payload);

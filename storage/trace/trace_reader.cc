@@ -82,15 +82,8 @@ absl::StatusOr<std::optional<uint32_t>> TraceReader::ReadFrame() {
   TraceFrame frame;
   if (file_bytes_ - offset_ < sizeof frame) return std::optional<uint32_t>();
   WAVEKV_RETURN_IF_ERROR(ReadBytes(offset_, std::as_writable_bytes(std::span(&frame, 1))));
-  const uint32_t frame_crc = Crc32c(std::as_bytes(std::span(&frame, 1)).first(kTraceFrameCrcBytes));
-  if (frame_crc != frame.frame_crc) return Damaged("the checksum of its frame is wrong");
-  if (frame.number != next_number_) {
-    return Damaged(absl::StrCat("its frame has the number ", frame.number));
-  }
-  if (frame.payload_bytes > kTracePayloadBytesMax) {
-    return Damaged(absl::StrCat("it has ", frame.payload_bytes, " bytes, expected at most ",
-                                kTracePayloadBytesMax));
-  }
+  const absl::Status judged = CheckTraceFrame(frame, next_number_);
+  if (!judged.ok()) return Damaged(judged.message());
   const uint64_t payload_at = offset_ + sizeof frame;
   if (file_bytes_ - payload_at < frame.payload_bytes) return std::optional<uint32_t>();
   payload_.resize(frame.payload_bytes);

@@ -88,7 +88,8 @@ struct TraceRows {
 
 enum class TraceVerb : uint8_t { kAttend = 1, kQuery, kEstimate };
 
-// One layer's queries and, of an Attend, its answer.
+// One layer's queries and, of an Attend, its answer. A step of an earlier generation than the trace
+// is at was overtaken by a truncate between its reading and its recording.
 struct TraceStep {
   uint32_t layer = 0;
   TraceVerb verb = TraceVerb::kAttend;
@@ -133,8 +134,7 @@ std::string_view TraceEndReasonName(TraceEndReason reason);
 // The last record of a whole trace.
 struct TraceEnd {
   TraceEndReason reason = TraceEndReason::kStopped;
-  uint64_t step_count = 0;       // Steps in the trace.
-  uint64_t overtaken_count = 0;  // Steps left out, as a truncate overtook them.
+  uint64_t step_count = 0;  // Steps in the trace.
 
   friend bool operator==(const TraceEnd&, const TraceEnd&) = default;
 };

@@ -66,9 +66,9 @@ absl::Status CheckTraceLayers(const TraceSequence& sequence) {
 std::string_view TraceEndReasonName(TraceEndReason reason) {
   switch (reason) {
     case TraceEndReason::kSteps:
-      return "has its steps";
+      return "it has its steps";
     case TraceEndReason::kStopped:
-      return "was stopped";
+      return "it was stopped";
     case TraceEndReason::kDropped:
       return "the sequence was dropped";
     case TraceEndReason::kDaemonStopped:
@@ -174,10 +174,11 @@ absl::Status TraceState::AdmitRecord(const TraceRows& rows) {
 
 absl::Status TraceState::AdmitRecord(const TraceStep& step) {
   WAVEKV_RETURN_IF_ERROR(CheckLayer(step.layer));
-  WAVEKV_RETURN_IF_ERROR(CheckGeneration(step.generation));
   WAVEKV_RETURN_IF_ERROR(CheckBudget(step.budget));
   WAVEKV_RETURN_IF_ERROR(CheckStored());
-  if (step.token_count > token_count(step.layer)) {
+  const bool overtaken = step.generation > 0 && step.generation < generation_;
+  if (!overtaken) WAVEKV_RETURN_IF_ERROR(CheckGeneration(step.generation));
+  if (!overtaken && step.token_count > token_count(step.layer)) {
     return absl::InvalidArgumentError(absl::StrCat("a step over ", step.token_count,
                                                    " tokens of layer ", step.layer, ", which has ",
                                                    token_count(step.layer)));

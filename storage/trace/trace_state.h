@@ -22,12 +22,13 @@ class TraceState {
   // Takes the next record, or refuses it with InvalidArgument and stays as it was. The sizes of a
   // record's tensors fit the sequence's shape afterwards; rows follow each other without gaps up to
   // max_tokens; layers are those of the trace; stored rows come before everything else, and all of
-  // them; no step sees more tokens than there are.
+  // them; no step sees more tokens than there are, unless a truncate has overtaken it.
   absl::Status Admit(const TraceRecord& record);
 
   // Tokens of a layer of the trace so far.
   uint64_t token_count(uint32_t layer) const { return layers_.at(layer).token_count; }
   uint64_t step_count() const { return step_count_; }
+  uint64_t generation() const { return generation_; }
   bool ended() const { return ended_; }
 
  private:

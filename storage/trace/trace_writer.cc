@@ -89,8 +89,8 @@ absl::Status TraceWriter::Write(const TraceRecord& record) {
   return AppendRecord(record);
 }
 
-absl::Status TraceWriter::Finish(TraceEndReason reason, uint64_t overtaken_count) {
-  WAVEKV_RETURN_IF_ERROR(AppendRecord(TraceEnd{reason, state_.step_count(), overtaken_count}));
+absl::Status TraceWriter::Finish(TraceEndReason reason) {
+  WAVEKV_RETURN_IF_ERROR(AppendRecord(TraceEnd{reason, state_.step_count()}));
   const std::string partial = PartialTracePath(path_);
   if (::fsync(fd_.get()) != 0) return FileError(partial, "cannot be synced");
   if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {

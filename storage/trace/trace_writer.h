@@ -32,7 +32,7 @@ class TraceWriter {
   absl::Status Write(const TraceRecord& record);
   // The end, with this writer's count of steps; then the file is on disk and has its name. Nothing
   // may follow. InvalidArgument: rows that were stored are still missing.
-  absl::Status Finish(TraceEndReason reason, uint64_t overtaken_count);
+  absl::Status Finish(TraceEndReason reason);
 
   const TraceSequence& sequence() const { return sequence_; }
   uint64_t step_count() const { return state_.step_count(); }

@@ -23,10 +23,12 @@ ROOMS: dict[str, set[str]] = {
     "gpu/wavebufferd": {"gpu", "proto", "proto/rpc", "storage", "storage/base"},
     "daemon/engine": {
         "index", "index/backend", "index/segment.h", "index/token_sketch.h", "storage", "storage/base",
+        "storage/trace",
     },
     "daemon/dataplane": {"proto/shm", "daemon/engine", "storage", "storage/base"},
     "daemon/server": {
         "proto", "proto/rpc", "proto/shm", "daemon/dataplane", "daemon/engine", "storage/base",
+        "storage/trace",
     },
     "daemon/main.cc": {
         "daemon/server", "daemon/engine", "gpu", "index", "index/backend", "storage",

@@ -116,7 +116,7 @@ class TraceFixture : public testing::Test {
   }
 
   // Every kind of record but the end, in an order that can be: what was stored, two decode steps
-  // with a build between, a truncate, an insert, a step after it. The last rows are not read.
+  // with a build between, a truncate, an insert, a step after it, one that the truncate overtook.
   std::vector<TraceRecord> Records(const TraceSequence& sequence) {
     using Origin = TraceRowsOrigin;
     std::vector<TraceRecord> records;
@@ -132,6 +132,7 @@ class TraceFixture : public testing::Test {
     records.emplace_back(TraceTruncate{6, 20});
     records.emplace_back(Rows(sequence, 3, Origin::kInsert, 6, 20, 40));
     records.emplace_back(Step(sequence, 3, TraceVerb::kEstimate, 6, 60));
+    records.emplace_back(Step(sequence, 3, TraceVerb::kAttend, 5, 21));
     records.emplace_back(Rows(sequence, 1, Origin::kInsert, 6, 20, 3));
     return records;
   }
@@ -146,7 +147,7 @@ class TraceFixture : public testing::Test {
       ASSERT_TRUE(written.ok()) << written;
     }
     if (!finish) return;
-    const absl::Status finished = (*writer)->Finish(TraceEndReason::kSteps, 1);
+    const absl::Status finished = (*writer)->Finish(TraceEndReason::kSteps);
     ASSERT_TRUE(finished.ok()) << finished;
   }
 

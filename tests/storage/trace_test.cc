@@ -25,7 +25,7 @@ TEST_F(TraceTest, ComesBackAsItWasWritten) {
   EXPECT_FALSE(back.cut);
   ASSERT_EQ(back.records.size(), records.size() + 1);
   EXPECT_EQ(std::get<TraceEnd>(back.records.back()),
-            (TraceEnd{TraceEndReason::kSteps, /*step_count=*/4, /*overtaken_count=*/1}));
+            (TraceEnd{TraceEndReason::kSteps, /*step_count=*/5}));
   back.records.pop_back();
   EXPECT_EQ(back.records, records);
 }
@@ -38,12 +38,12 @@ TEST_F(TraceTest, HasItsNameOnlyOnceItIsWhole) {
   EXPECT_TRUE(std::filesystem::exists(PartialTracePath(path_)));
   EXPECT_EQ(TraceWriter::Create(path_, sequence).status().code(), absl::StatusCode::kAlreadyExists)
       << "another writer is at work on it";
-  const absl::Status early = (*writer)->Finish(TraceEndReason::kStopped, 0);
+  const absl::Status early = (*writer)->Finish(TraceEndReason::kStopped);
   EXPECT_THAT(std::string(early.message()), HasSubstr("layer 1 has rows of 0 stored tokens, of 21"))
       << "what was stored is missing";
   for (const TraceRecord& record : Records(sequence)) ASSERT_TRUE((*writer)->Write(record).ok());
   EXPECT_EQ(std::filesystem::file_size(PartialTracePath(path_)), (*writer)->bytes_written());
-  ASSERT_TRUE((*writer)->Finish(TraceEndReason::kStopped, 0).ok());
+  ASSERT_TRUE((*writer)->Finish(TraceEndReason::kStopped).ok());
   EXPECT_FALSE(std::filesystem::exists(PartialTracePath(path_)));
   EXPECT_TRUE(Read(path_).status.ok());
 
@@ -68,8 +68,7 @@ TEST_F(TraceTest, AFileCreatedMeanwhileIsNotReplaced) {
   auto writer = TraceWriter::Create(path_, sequence);
   ASSERT_TRUE(writer.ok()) << writer.status();
   WriteBytes(path_, "somebody's");
-  EXPECT_EQ((*writer)->Finish(TraceEndReason::kStopped, 0).code(),
-            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ((*writer)->Finish(TraceEndReason::kStopped).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(FileBytes(path_), "somebody's");
   EXPECT_TRUE(std::filesystem::exists(PartialTracePath(path_)));
 }
@@ -103,6 +102,8 @@ TEST_F(TraceTest, WriterRefusesWhatNoReaderTakes) {
       {"an Attend without its answer", no_answer, "lse has a size of 0"},
       {"no budget", bad_budget, "kind 5"},
       {"more tokens than there are", Step(sequence, 1, TraceVerb::kQuery, 6, 24), "over 24 tokens"},
+      {"a step of a later generation", Step(sequence, 1, TraceVerb::kQuery, 7, 1), "generation 7"},
+      {"a step of no generation", Step(sequence, 1, TraceVerb::kQuery, 0, 1), "generation 0"},
       {"a build of an earlier generation", TraceBuild{5}, "generation 5"},
       {"a truncate that bumps nothing", TraceTruncate{6, 3}, "generation 6"},
       {"a truncate to more than there is", TraceTruncate{7, 24}, "to 24 tokens"},
@@ -118,7 +119,7 @@ TEST_F(TraceTest, WriterRefusesWhatNoReaderTakes) {
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << row.why;
     EXPECT_THAT(std::string(refused.message()), HasSubstr(row.text)) << row.why;
   }
-  ASSERT_TRUE((*writer)->Finish(TraceEndReason::kDropped, 0).ok());
+  ASSERT_TRUE((*writer)->Finish(TraceEndReason::kDropped).ok());
   EXPECT_EQ(Read(path_).records.size(), records.size() + 1) << "what was refused left no trace";
 }
 
