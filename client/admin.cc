@@ -15,6 +15,8 @@ namespace wavekv::client {
 namespace {
 
 constexpr uint32_t kPageSize = 1000;
+// Of a recording, which goes on for as long as somebody wants it.
+constexpr std::chrono::hours kRecordDeadline(24 * 365);
 
 }  // namespace
 
@@ -139,6 +141,38 @@ absl::StatusOr<BuildResult> Admin::BuildIndex(
   v1::BuildIndexRequest request;
   WAVEKV_RETURN_IF_ERROR(impl_->FillCurrent(sequence_id, request.mutable_sequence()));
   return RunBuild(*impl_->connection, /*epoch=*/0, request, progress);
+}
+
+absl::Status Admin::RecordSequence(uint64_t sequence_id, const RecordOptions& options,
+                                   std::stop_token stop,
+                                   const std::function<absl::Status(std::string_view)>& take) {
+  v1::RecordSequenceRequest request;
+  request.mutable_sequence()->set_sequence_id(sequence_id);
+  request.mutable_layers()->Assign(options.layers.begin(), options.layers.end());
+  request.set_steps(options.steps);
+  bool began = false;
+  absl::Status taken;
+  const absl::Status status = impl_->connection->Run(
+      {.name = "RecordSequence", .deadline = kRecordDeadline},
+      [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
+        if (began) {  // What came before cannot be asked for again.
+          return grpc::Status(grpc::StatusCode::ABORTED,
+                              "the daemon was restarted during the recording");
+        }
+        const std::stop_callback on_stop(stop, [context] { context->TryCancel(); });
+        const auto reader = stub.RecordSequence(context, request);
+        v1::RecordSequenceReply reply;
+        while (reader->Read(&reply)) {
+          began = true;
+          taken = take(reply.records());
+          if (taken.ok()) continue;
+          context->TryCancel();
+          break;
+        }
+        const grpc::Status finished = reader->Finish();
+        return stop.stop_requested() || !taken.ok() ? grpc::Status::OK : finished;
+      });
+  return taken.ok() ? status : taken;
 }
 
 absl::Status Admin::DropSequence(uint64_t sequence_id) {

@@ -9,7 +9,9 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -67,6 +69,8 @@ struct DaemonStats {
   uint64_t huge_pages_free = 0;
   std::string shmem_huge_pages;  // "never", "advise", ...: transparent ones for the pool.
   uint32_t numa_nodes = 0;
+  uint32_t recordings = 0;  // Sequences being recorded, and what their recorders have not read.
+  uint64_t recording_queued_bytes = 0;
 };
 
 struct SequenceSummary {
@@ -182,6 +186,11 @@ struct RecallSample {
   std::vector<LayerRecall> layers;
 };
 
+struct RecordOptions {
+  std::vector<uint32_t> layers;  // Empty: all.
+  uint64_t steps = 0;            // Ends once each of the layers has had so many; 0: no such end.
+};
+
 // Thread-safe. Errors as Session has them; an unknown sequence, or one of another tenant, is
 // NotFound.
 class Admin {
@@ -208,6 +217,14 @@ class Admin {
   absl::StatusOr<BuildResult> BuildIndex(
       uint64_t sequence_id, const std::function<void(const BuildProgress&)>& progress = nullptr);
   absl::Status DropSequence(uint64_t sequence_id);
+  // Records a sequence of the caller's own tenant: what it holds, then what happens to it, until it
+  // has its steps, the sequence ends or the daemon shuts down, which the last record says, or
+  // `stop` is asked for. `take` is called from this thread with whole records of a trace, one after
+  // another, as they stand in a trace file (docs/formats.md); its error ends the call.
+  // ResourceExhausted: `take` is too slow, there are too many recordings, or no memory for one.
+  absl::Status RecordSequence(uint64_t sequence_id, const RecordOptions& options,
+                              std::stop_token stop,
+                              const std::function<absl::Status(std::string_view)>& take);
 
   ClientInfo info() const;
 

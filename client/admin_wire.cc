@@ -45,7 +45,9 @@ DaemonStats FromWire(const v1::GetStatsReply& reply) {
                     .huge_pages_total = reply.huge_pages_total(),
                     .huge_pages_free = reply.huge_pages_free(),
                     .shmem_huge_pages = reply.shmem_huge_pages(),
-                    .numa_nodes = reply.numa_nodes()};
+                    .numa_nodes = reply.numa_nodes(),
+                    .recordings = reply.recordings(),
+                    .recording_queued_bytes = reply.recording_queued_bytes()};
   for (const v1::TenantStats& tenant : reply.tenants()) {
     stats.tenants.push_back({.tenant = tenant.tenant(),
                              .bytes_max = tenant.bytes_max(),

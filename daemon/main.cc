@@ -52,6 +52,9 @@ ABSL_FLAG(uint32_t, data_channels_max, 64,
           "Most clients served over shared memory, a thread each; 0: none");
 ABSL_FLAG(wavekv::ByteSize, data_arena_bytes, wavekv::ByteSize{16ull << 20},
           "Memory for the calls of one client over shared memory, taken as it is touched");
+ABSL_FLAG(uint32_t, recordings_max, 4, "Most sequences that are recorded at a time; 0: none");
+ABSL_FLAG(wavekv::ByteSize, recording_queue_bytes, wavekv::ByteSize{64ull << 20},
+          "What may wait to be read of one recording, reserved in the pool while it goes on");
 ABSL_FLAG(uint32_t, build_threads, 0, "Threads that cluster segments; 0: from the CPUs it may use");
 ABSL_FLAG(uint32_t, compute_threads, 0, "Threads that attend; 0: from the CPUs it may use");
 ABSL_FLAG(uint32_t, worker_threads, 0, "Calls that work at once; 0: from the CPUs it may use");
@@ -116,6 +119,8 @@ EngineOptions EngineOptionsFromFlags() {
   options.sequences_max = absl::GetFlag(FLAGS_sequences_max);
   options.tokens_max = absl::GetFlag(FLAGS_tokens_max);
   options.batch_max = absl::GetFlag(FLAGS_batch_max);
+  options.recordings_max = absl::GetFlag(FLAGS_recordings_max);
+  options.recording_queue_bytes = absl::GetFlag(FLAGS_recording_queue_bytes).bytes;
   return options;
 }
 
@@ -139,6 +144,7 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags(const EngineOptions& engine
   options.sequences_max = engine.sequences_max;
   options.tokens_max = engine.tokens_max;
   options.batch_max = engine.batch_max;
+  options.recordings_max = engine.recordings_max;
   options.worker_threads = absl::GetFlag(FLAGS_worker_threads);
   if (options.worker_threads == 0) {
     options.worker_threads =

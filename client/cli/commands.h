@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "client/admin.h"
+#include "client/cli/replay.h"
 #include "client/types.h"
 
 namespace wavekv::client {
@@ -33,6 +34,24 @@ absl::Status RunTop(const CommandOptions& options, uint64_t count, double interv
 absl::Status RunDoctor(const CommandOptions& options);
 absl::Status RunBuild(const CommandOptions& options, uint64_t sequence_id);
 absl::Status RunDrop(const CommandOptions& options, uint64_t sequence_id);
+
+struct RecordCommand {
+  uint64_t sequence_id = 0;
+  std::string file;
+  std::vector<uint32_t> layers;  // Empty: all.
+  uint64_t steps = 0;            // Of each layer; 0: no such end.
+  double duration_s = 0;         // 0: no such end.
+};
+
+// Records until the steps or the time are over, the sequence or the daemon ends, or somebody has
+// had enough (SIGINT, SIGTERM, q), all of which end the file as it should be. After an error what
+// has come stays as FILE.partial. AlreadyExists: the file is there.
+absl::Status RunRecord(const CommandOptions& options, const RecordCommand& command);
+// Cancelled, after printing what there is: stopped before the trace's end.
+absl::Status RunReplay(const CommandOptions& options, const ReplayOptions& replay);
+
+// "0,5-9": numbers and ranges. InvalidArgument quotes the text.
+absl::StatusOr<std::vector<uint32_t>> ParseLayers(const std::string& text);
 
 // "ratio=0.02", "clusters=8", "coverage=0.9" or "error=0.05". InvalidArgument quotes the text.
 absl::StatusOr<Budget> ParseBudget(const std::string& text);

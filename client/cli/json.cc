@@ -72,6 +72,8 @@ Json ToJson(const DaemonStats& stats) {
           {"huge_pages_free", stats.huge_pages_free},
           {"shmem_huge_pages", stats.shmem_huge_pages},
           {"numa_nodes", stats.numa_nodes},
+          {"recordings", stats.recordings},
+          {"recording_queued_bytes", stats.recording_queued_bytes},
           {"threads", stats.threads},
           {"tenants", std::move(tenants)},
           {"wave_buffers", std::move(buffers)},

@@ -69,6 +69,9 @@ struct Arguments {
   std::vector<uint32_t> layers;
   ExplainOptions explain;
   std::string budget;
+  RecordCommand record;
+  ReplayOptions replay;
+  std::string trace_layers;
   uint64_t top_count = 0;
   double top_interval_s = 1;
 };
@@ -127,6 +130,61 @@ absl::Status Recall(const Arguments& args) {
   return RunRecall(args.common, args.sequence_id, args.layers, BudgetOf(args));
 }
 
+// The layers of --layers, which has been checked; empty: all.
+std::vector<uint32_t> LayersOf(const Arguments& args) {
+  return args.trace_layers.empty() ? std::vector<uint32_t>()
+                                   : ParseLayers(args.trace_layers).value();
+}
+
+absl::Status Record(const Arguments& args) {
+  RecordCommand command = args.record;
+  command.layers = LayersOf(args);
+  return RunRecord(args.common, command);
+}
+
+absl::Status Replay(const Arguments& args) {
+  ReplayOptions options = args.replay;
+  options.budget = BudgetOf(args);
+  options.layers = LayersOf(args);
+  return RunReplay(args.common, options);
+}
+
+void AddLayers(CLI::App* command, Arguments& args) {
+  command->add_option("--layers", args.trace_layers, "Layers, as 0,5-9; unset: all")
+      ->check([](const std::string& text) {
+        return std::string(ParseLayers(text).status().message());
+      });
+}
+
+void AddTraceCommands(CLI::App& app, Arguments& args, Command* chosen) {
+  CLI::App* const record = AddCommand(
+      app, "record", "Record what happens to a sequence into a file", args, Record, chosen);
+  record->add_option("--sequence", args.record.sequence_id, "Id of the sequence")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  record->add_option("--out", args.record.file, "The trace file to write")->required();
+  AddLayers(record, args);
+  record->add_option("--steps", args.record.steps, "End after so many steps of each layer");
+  record->add_option("--duration", args.record.duration_s, "End after so many seconds")
+      ->check(CLI::Range(0.0, 1e6));
+  CLI::App* const replay = AddCommand(
+      app, "replay", "Do again what a trace says, beside exact attention", args, Replay, chosen);
+  replay->add_option("FILE", args.replay.file, "The trace file")->required();
+  replay->add_flag("--partial", args.replay.accept_cut,
+                   "Also a file that was cut, as far as it goes");
+  AddBudget(replay, args);
+  replay
+      ->add_option("--sketch_clusters", args.replay.sketch_clusters,
+                   "Clusters estimated from their sketch; unset: as recorded")
+      ->check(CLI::Range(0u, kSketchClustersMax));
+  AddLayers(replay, args);
+  replay->add_option("--steps", args.replay.steps, "At most so many steps of each layer");
+  replay->add_option("--compare_every", args.replay.compare_every,
+                     "Compare every so many steps of a layer with exact attention; 0: none");
+  replay->add_option("--max_tokens", args.replay.max_tokens,
+                     "Reserve for so many tokens; 0: as recorded");
+}
+
 void AddCommands(CLI::App& app, Arguments& args, Command* chosen) {
   const auto run = [](absl::Status (*command)(const CommandOptions&)) {
     return [command](const Arguments& a) { return command(a.common); };
@@ -165,6 +223,7 @@ void AddCommands(CLI::App& app, Arguments& args, Command* chosen) {
              run(RunDoctor), chosen);
   AddSequenceCommand(app, "build", "Cluster what a sequence has not clustered yet", args,
                      run_on(RunBuild), chosen);
+  AddTraceCommands(app, args, chosen);
   AddSequenceCommand(app, "drop", "Drop a sequence and free its memory", args, run_on(RunDrop),
                      chosen);
 }

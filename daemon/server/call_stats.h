@@ -33,8 +33,9 @@ enum class Rpc : uint8_t {
   kDescribeIndex,
   kExplain,
   kSampleRecall,
+  kRecordSequence,
 };
-inline constexpr size_t kRpcCount = 20;
+inline constexpr size_t kRpcCount = 21;
 
 // "Attach", as the proto spells it.
 std::string_view RpcName(Rpc rpc);

@@ -129,6 +129,8 @@ absl::Status HandleGetStats(ServiceCore& core, const CallScope& scope,
   }
   reply->set_isa(stats.backend.isa);
   reply->set_build_queue(stats.build_queue);
+  reply->set_recordings(stats.recordings);
+  reply->set_recording_queued_bytes(stats.recording_queued_bytes);
   return absl::OkStatus();
 }
 

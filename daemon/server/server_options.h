@@ -31,6 +31,7 @@ struct ServerOptions {
   uint32_t batch_max = 0;
   uint32_t data_channels_max = 64;          // 0: no shared-memory data plane.
   uint64_t data_arena_bytes = 16ull << 20;  // Of one channel.
+  uint32_t recordings_max = 4;              // The engine enforces it.
   uint32_t worker_threads = 0;              // Calls that work at once; 1 to kWorkerThreadsMax.
   uint64_t shutdown_grace_ms = 5000;
   uint32_t epoch = 0;  // Of this life of the daemon; not 0.

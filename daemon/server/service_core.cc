@@ -20,7 +20,10 @@ ServiceCore::ServiceCore(const ServerOptions& server_options, Engine* served_eng
                  .name = "wavekv-step",
                  .queue_max = kQueueMax}),
       slow_lane({.thread_count = kSlowThreads, .name = "wavekv-slow", .queue_max = kQueueMax}),
-      build_lane({.thread_count = kBuildThreads, .name = "wavekv-build", .queue_max = kQueueMax}) {}
+      build_lane({.thread_count = kBuildThreads, .name = "wavekv-build", .queue_max = kQueueMax}),
+      record_lane({.thread_count = static_cast<int>(server_options.recordings_max) + 1,
+                   .name = "wavekv-record",
+                   .queue_max = kQueueMax}) {}
 
 ThreadPool* ServiceCore::lane(Lane lane) {
   switch (lane) {

@@ -54,6 +54,7 @@ struct ServiceCore {
   ThreadPool step_lane;
   ThreadPool slow_lane;
   ThreadPool build_lane;
+  ThreadPool record_lane;  // A thread for each recording, and one to refuse what is too many.
 };
 
 }  // namespace wavekv

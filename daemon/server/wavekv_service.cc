@@ -6,6 +6,7 @@
 #include "daemon/server/decode_stream.h"
 #include "daemon/server/handlers.h"
 #include "daemon/server/insert_stream.h"
+#include "daemon/server/record_stream.h"
 
 namespace wavekv {
 
@@ -40,6 +41,13 @@ grpc::ServerReadReactor<v1::InsertRequest>* WaveKVService::Insert(
 grpc::ServerWriteReactor<v1::BuildIndexProgress>* WaveKVService::BuildIndex(
     grpc::CallbackServerContext* context, const v1::BuildIndexRequest* request) {
   auto* stream = new BuildStream(core_, context, request);
+  stream->Start(guard_.Authenticate(context));
+  return stream;
+}
+
+grpc::ServerWriteReactor<v1::RecordSequenceReply>* WaveKVService::RecordSequence(
+    grpc::CallbackServerContext* context, const v1::RecordSequenceRequest* request) {
+  auto* stream = new RecordStream(core_, context, request);
   stream->Start(guard_.Authenticate(context));
   return stream;
 }

@@ -69,6 +69,8 @@ class WaveKVService final : public v1::WaveKV::CallbackService {
   grpc::ServerUnaryReactor* SampleRecall(grpc::CallbackServerContext* context,
                                          const v1::SampleRecallRequest* request,
                                          v1::SampleRecallReply* reply) override;
+  grpc::ServerWriteReactor<v1::RecordSequenceReply>* RecordSequence(
+      grpc::CallbackServerContext* context, const v1::RecordSequenceRequest* request) override;
 
  private:
   // A call with a lease.

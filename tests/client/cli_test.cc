@@ -101,6 +101,14 @@ TEST_F(CliTest, Usage) {
       {"explain", "5", "--layer", "0", "--head", "0", "--budget", "ratio=2"},
       {"recall", "5", "--budget", "all"},
       {"top", "--interval", "0"},
+      {"record"},
+      {"record", "--sequence", "5"},
+      {"record", "--sequence", "0", "--out", "x"},
+      {"record", "--sequence", "5", "--out", "x", "--layers", "5-3"},
+      {"record", "--sequence", "5", "--out", "x", "--duration", "-1"},
+      {"replay"},
+      {"replay", "x", "--budget", "half"},
+      {"replay", "x", "--sketch_clusters", "5000"},
       {"status", "--nonsense"},
   };
   for (const auto& arguments : wrong) {

@@ -60,6 +60,8 @@ void TestServer::Start() {
   engine_options.sequences_max = options_.server.sequences_max;
   engine_options.tokens_max = options_.server.tokens_max;
   engine_options.batch_max = options_.server.batch_max;
+  engine_options.recordings_max = options_.server.recordings_max;
+  engine_options.recording_queue_bytes = options_.recording_queue_bytes;
   absl::StatusOr<std::unique_ptr<Engine>> engine =
       Engine::Create(engine_options, BlockPool::Create({.bytes_max = options_.pool_bytes}),
                      CreateCpuBackend(), nullptr);

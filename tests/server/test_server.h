@@ -18,6 +18,7 @@ namespace wavekv {
 struct TestServerOptions {
   ServerOptions server;
   uint64_t pool_bytes = 256ull << 20;
+  uint64_t recording_queue_bytes = 1ull << 20;
   TestServerOptions();
 };
 
