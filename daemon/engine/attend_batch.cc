@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/validation.h"
@@ -26,6 +27,9 @@ struct Item {
   QueryVectors queries;
   AnswerSink::Place place;
   bool place_is_ours = false;
+  // The answer for who records the sequence; empty when nobody did as the step began. What a sink's
+  // place holds is not read back.
+  PartialAttention recorded;
   std::vector<absl::Status> head_statuses;
 };
 
@@ -57,6 +61,9 @@ absl::Status Prepare(const StepResources& resources, const TenantId& tenant, con
 // Where the step's answer goes: the sink's place, or the outcome.
 void FindPlace(AnswerSink* sink, size_t step_idx, Item* item, AttendOutcome* outcome) {
   const ModelShape& shape = *item->step->snapshot().shape;
+  if ((*item->sequence)->recorded()) {
+    item->recorded = EmptyAttention(shape.query_head_count, shape.value_dim);
+  }
   if (sink != nullptr) {
     item->place = sink->PlaceOf(step_idx, shape.query_head_count, shape.value_dim);
     return;
@@ -70,25 +77,29 @@ void FindPlace(AnswerSink* sink, size_t step_idx, Item* item, AttendOutcome* out
 
 // Writes one KV head's answer to its part of the step's place. The place may be anybody's to write:
 // what is checked is our own copy.
-absl::Status WriteAnswer(const AttendStep& step, const Item& item, uint32_t kv_head,
-                         const PartialAttention& answer) {
+absl::Status WriteAnswer(const AttendStep& step, uint32_t kv_head, const PartialAttention& answer,
+                         Item* item) {
   // Weighted sums of finite values may pass float32's largest number on the way to their mean.
   if (FirstNonFinite(DType::kF32, answer.out.data(), answer.out.size()) != answer.out.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("sequence ", step.query.sequence.id.value(), ", layer ", step.query.layer,
-                     ": the values of its ", item.step->snapshot().token_count,
+                     ": the values of its ", item->step->snapshot().token_count,
                      " tokens are too large to be weighed in float32: expected sums under 3.4e38"));
   }
-  if (item.place.out == nullptr) return absl::OkStatus();
+  if (!item->recorded.lse.empty()) {
+    absl::c_copy(answer.out, item->recorded.out.begin() + kv_head * answer.out.size());
+    absl::c_copy(answer.lse, item->recorded.lse.begin() + kv_head * answer.lse.size());
+  }
+  if (item->place.out == nullptr) return absl::OkStatus();
   const size_t out_bytes = answer.out.size() * sizeof(float);
   const size_t lse_bytes = answer.lse.size() * sizeof(float);
-  std::byte* const out = item.place.out + kv_head * out_bytes;
-  if (item.place_is_ours) {
+  std::byte* const out = item->place.out + kv_head * out_bytes;
+  if (item->place_is_ours) {
     std::memcpy(out, answer.out.data(), out_bytes);
   } else {
     StreamCopy(out, answer.out.data(), out_bytes);
   }
-  std::memcpy(item.place.lse + kv_head * lse_bytes, answer.lse.data(), lse_bytes);
+  std::memcpy(item->place.lse + kv_head * lse_bytes, answer.lse.data(), lse_bytes);
   return absl::OkStatus();
 }
 
@@ -100,8 +111,8 @@ absl::Status AttendHead(const AttendStep& step, uint32_t kv_head, Item* item) {
   absl::Status status = item->step->Attend(kv_head, step.exact);
   if (status.ok()) {
     const PartialAttention* const whole = head.OnlyPart();
-    status = whole != nullptr ? WriteAnswer(step, *item, kv_head, *whole)
-                              : WriteAnswer(step, *item, kv_head, head.Answer());
+    status = whole != nullptr ? WriteAnswer(step, kv_head, *whole, item)
+                              : WriteAnswer(step, kv_head, head.Answer(), item);
   }
   head.TakeBackMemory(&memory);
   return status;
@@ -134,11 +145,11 @@ void Finish(const StepResources& resources, const AttendStep& step, Item* item,
   }
   sequence.RememberQueries(step.query.layer, item->queries);
   sequence.AddCounters(outcome->counters);
-  if (sequence.recorded()) {
+  if (!item->recorded.lse.empty()) {
     RecordedStep recorded = item->step->Recorded(step.query.layer, TraceVerb::kAttend);
     recorded.exact = step.exact;
-    recorded.out = outcome->out;
-    recorded.lse = outcome->lse;
+    recorded.out = std::move(item->recorded.out);
+    recorded.lse = std::move(item->recorded.lse);
     sequence.RecordStep(std::move(recorded));
   }
 }
