@@ -23,8 +23,8 @@ namespace {
 constexpr size_t kMessageBytesMax = size_t{4} << 20;
 constexpr size_t kMessageHeaderBytes = 8192;  // 1024 layer numbers, shapes and field tags.
 // One piece over shared memory: so large that handing it over and waking helpers does not show, so
-// small that the arena holds several: one is written while another is read. 1 and 2 MiB brought the
-// same, 512 KiB a sixth less.
+// small that the arena holds several: one is written while another is read. 1 and 2 MiB brought
+// the same.
 constexpr size_t kPieceBytesMax = size_t{2} << 20;
 constexpr size_t kPiecesUnderWay = 4;
 
