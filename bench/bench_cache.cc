@@ -130,7 +130,7 @@ BlockTrace BlocksOf(ComputeBackend& backend, const HeadTrace& trace, double rati
 
 std::vector<HeadTrace> ReadHeads(ComputeBackend& backend, const std::string& path) {
   std::vector<HeadTrace> heads;
-  for (const RecordedLayer& layer : ReadNpyLayers(path)) {
+  for (const RecordedLayer& layer : ReadLayers(path, {})) {
     for (uint32_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head) {
       heads.push_back(RecordedHead(backend, layer, kv_head));
     }
