@@ -1,7 +1,7 @@
 // Index building: spherical k-means of segments, ours against faiss::Clustering with 10 iterations,
 // and the whole of ClusterSegment; time and quality, in one run.
 //
-//   bench_build [--json] [--tokens=8192] [--dim=128] [--segments=8] [--keys=FILE.npy ...]
+//   bench_build [--json] [--tokens=8192] [--dim=128] [--segments=8] [--keys=TRACE ...]
 //
 // Every segment is fresh data. Ours builds as the engine does, a segment on each thread. FAISS
 // takes the best of its ways: a segment on each thread, or one after the other with threads inside
@@ -19,7 +19,7 @@
 
 #include "bench/faiss_kmeans.h"
 #include "bench/machine.h"
-#include "bench/npy.h"
+#include "bench/recorded_layers.h"
 #include "bench/topic_data.h"
 #include "index/backend/cpu_backend.h"
 #include "index/cluster/partition.h"
@@ -62,22 +62,15 @@ Segment MakeSegment(std::vector<float> keys, uint32_t dim) {
   return segment;
 }
 
-// Segments of an array [tokens, dim] or [tokens, heads, dim]; a rest that is no whole segment makes
-// one if the array has no other.
-void AddSegmentsOf(const NpyArray& array, uint32_t tokens_max, std::vector<Segment>* segments) {
-  const std::vector<uint32_t>& shape = array.shape;
-  WAVEKV_CHECK(shape.size() == 2 || shape.size() == 3, "keys: expected [tokens, (heads,) dim]");
-  const uint32_t heads = shape.size() == 3 ? shape[1] : 1, dim = shape.back();
-  const uint32_t tokens = std::min(tokens_max, shape[0]);
-  for (uint32_t first = 0; first + tokens <= shape[0]; first += tokens) {
-    for (uint32_t head = 0; head < heads; ++head) {
-      std::vector<float> keys;
-      for (uint32_t i = 0; i < tokens; ++i) {
-        const size_t row = (size_t{first} + i) * heads + head;
-        const std::vector<float> key = array.Floats(row * dim, dim);
-        keys.insert(keys.end(), key.begin(), key.end());
-      }
-      segments->push_back(MakeSegment(std::move(keys), dim));
+// Whole segments of each head.
+void AddSegmentsOf(const RecordedLayer& layer, uint32_t tokens, std::vector<Segment>* segments) {
+  const size_t size = size_t{tokens} * layer.key_dim;
+  for (uint32_t head = 0; head < layer.kv_heads; ++head) {
+    const std::vector<float> keys = layer.Keys(head);
+    for (auto first = keys.begin(); keys.end() - first >= static_cast<ptrdiff_t>(size);
+         first += static_cast<ptrdiff_t>(size)) {
+      segments->push_back(
+          MakeSegment({first, first + static_cast<ptrdiff_t>(size)}, layer.key_dim));
     }
   }
 }
@@ -85,7 +78,10 @@ void AddSegmentsOf(const NpyArray& array, uint32_t tokens_max, std::vector<Segme
 std::vector<Segment> MakeSegments(const BuildOptions& options) {
   std::vector<Segment> segments;
   for (const std::string& path : options.key_files) {
-    AddSegmentsOf(ReadNpy(path), options.tokens, &segments);
+    for (const RecordedLayer& layer : ReadLayers(path, {})) {
+      // A recording shorter than a segment is one.
+      AddSegmentsOf(layer, std::min(options.tokens, layer.token_count), &segments);
+    }
   }
   for (uint32_t s = 0; options.key_files.empty() && s < options.segments; ++s) {
     segments.push_back(MakeSegment(
@@ -277,8 +273,7 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(0, 1024));
   app.add_option("--seed", options.seed);
   app.add_option("--keys", options.key_files,
-                 "Recorded keys instead: .npy, float16 or float32, [tokens, dim] or [tokens, "
-                 "heads, dim]; may be given again")
+                 "Keys of a trace that wavekv record wrote instead; may be given again")
       ->check(CLI::ExistingFile);
   app.add_flag("--json", options.json, "The last line is one JSON object");
   CLI11_PARSE(app, argc, argv);

@@ -89,7 +89,7 @@ HeadTrace MakeHead(ComputeBackend& backend, const Options& options, uint32_t kv_
 // The index is that of the prefill: of what the first query saw.
 HeadTrace RecordedHead(ComputeBackend& backend, const RecordedLayer& layer, uint32_t kv_head) {
   const uint32_t tokens = layer.queries.front().token_count;
-  const size_t bytes = size_t{tokens} * layer.key_dim * 2;
+  const size_t bytes = size_t{tokens} * layer.key_dim * DTypeBytes(layer.dtype);
   const size_t group_floats = size_t{layer.group_size()} * layer.key_dim;
   HeadTrace trace = {
       .head = BuildHead(backend, std::span(layer.keys[kv_head]).first(bytes),

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "bench/npy.h"
-
 namespace wavekv::bench {
 namespace {
 
 constexpr int kNeedles = 32;
 constexpr int kPlainQueries = 32;
 constexpr int kRealQueries = 16;
+constexpr size_t kLateSteps = 512;
 
 std::vector<float> Gaussian(std::mt19937_64& random, size_t count, double deviation = 1) {
   std::normal_distribution<float> normal(0, static_cast<float>(deviation));
@@ -77,17 +76,6 @@ void RoundToStorage(DType dtype, std::vector<float>* x) {
   ConvertToFloat(dtype, stored.data(), x->size(), x->data());
 }
 
-// One head's rows of an array [tokens, heads, dim].
-std::vector<float> HeadRows(const NpyArray& array, uint32_t head) {
-  const std::vector<uint32_t>& shape = array.shape;
-  std::vector<float> rows;
-  for (uint32_t i = 0; i < shape[0]; ++i) {
-    const std::vector<float> row = array.Floats((size_t{i} * shape[1] + head) * shape[2], shape[2]);
-    rows.insert(rows.end(), row.begin(), row.end());
-  }
-  return rows;
-}
-
 }  // namespace
 
 double LogSumExp(const std::vector<double>& x) {
@@ -129,24 +117,21 @@ DataSet Synthetic(std::mt19937_64& random, bool topics, uint32_t tokens, double 
   return data;
 }
 
-DataSet Real(std::mt19937_64& random, const std::string& directory, int layer, uint32_t head,
-             bool needle) {
+DataSet Real(std::mt19937_64& random, const RecordedLayer& layer, uint32_t head, bool needle) {
   DataSet data;
-  data.name = "real l" + std::to_string(layer) + " h" + std::to_string(head);
-  data.dtype = DType::kF16;
-  const std::string end = std::to_string(layer) + ".npy";
-  const NpyArray k = ReadNpy(directory + "/k_l" + end);
-  const NpyArray v = ReadNpy(directory + "/v_l" + end);
-  const NpyArray q = ReadNpy(directory + "/q_l" + end);
-  data.tokens = k.shape[0];
-  data.dim = k.shape[2];
-  data.group = q.shape[1] / k.shape[1];
-  data.keys = HeadRows(k, head);
-  data.values = HeadRows(v, head);
+  data.name = "real l" + std::to_string(layer.layer) + " h" + std::to_string(head);
+  data.dtype = layer.dtype;
+  data.tokens = layer.token_count;
+  data.dim = layer.key_dim;
+  data.group = layer.group_size();
+  data.keys = layer.Keys(head);
+  data.values = layer.Values(head);
+  // The last ones have nearly all tokens before them.
+  const size_t late = std::min(kLateSteps, layer.queries.size());
   for (int i = 0; i < (needle ? 1 : kRealQueries); ++i) {
-    const size_t step = random() % q.shape[0];
-    const size_t first = (step * q.shape[1] + head * data.group) * data.dim;
-    Question question{q.Floats(first, size_t{data.group} * data.dim)};
+    const RecordedQuery& step = layer.queries[layer.queries.size() - 1 - random() % late];
+    const auto first = step.queries.begin() + static_cast<ptrdiff_t>(head * data.group * data.dim);
+    Question question{{first, first + static_cast<ptrdiff_t>(data.group * data.dim)}};
     if (needle) {
       question.needle = NeedlePosition(random, data);
       if (!Plant(&data, question)) continue;

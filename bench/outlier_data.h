@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/recorded_layers.h"
 #include "storage/base/dtype.h"
 
 namespace wavekv::bench {
@@ -37,11 +38,8 @@ double LogSumExp(const std::vector<double>& x);
 // questions with a needle and 32 without.
 DataSet Synthetic(std::mt19937_64& random, bool topics, uint32_t tokens, double query_length);
 
-// Keys, values and queries of a real model: DIR holds k_l<layer>.npy [tokens, heads, dim] and
-// v_l<layer>.npy in float16 and q_l<layer>.npy [steps, query heads, dim] in float32. With one
-// needle and its question, or with plain questions. (Consecutive queries of a text are alike:
-// several needles would compete.)
-DataSet Real(std::mt19937_64& random, const std::string& directory, int layer, uint32_t head,
-             bool needle);
+// Keys, values and queries of one head of a real model. With one needle and its question, or with
+// plain questions. (Consecutive queries of a text are alike: several needles would compete.)
+DataSet Real(std::mt19937_64& random, const RecordedLayer& layer, uint32_t head, bool needle);
 
 }  // namespace wavekv::bench

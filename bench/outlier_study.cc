@@ -1,7 +1,7 @@
 // What becomes of lone far keys, and what their remedies cost: the numbers of
 // docs/decisions/003-outliers.md.
 //
-//   outlier_study [--real=DIR] [--long] [--only=VARIANT] [--seed=N]
+//   outlier_study [--real=TRACE] [--long] [--only=VARIANT] [--seed=N]
 //
 // For each data set and variant of the index: needles found at the default budget, attention mass
 // covered by the exact zones, output error against exact attention, and bytes read.
@@ -326,13 +326,13 @@ const char* ValueOf(const char* argument, const char* name) {
   return std::strncmp(argument, name, length) == 0 ? argument + length : nullptr;
 }
 
-void StudyReal(std::mt19937_64& random, const std::string& directory,
+void StudyReal(std::mt19937_64& random, const std::vector<RecordedLayer>& layers,
                const std::vector<Variant>& variants) {
   for (const bool needle : {true, false}) {
     std::vector<DataSet> data;
-    for (int layer = 0; layer < 30; layer += needle ? 1 : 4) {
-      for (uint32_t head = 0; head < 3; ++head) {
-        data.push_back(Real(random, directory, layer, head, needle));
+    for (const RecordedLayer& layer : layers) {
+      for (uint32_t head = 0; head < layer.kv_heads; ++head) {
+        data.push_back(Real(random, layer, head, needle));
       }
     }
     Study(data, needle ? "real keys, one needle in each head" : "real keys, no needles", variants);
@@ -357,7 +357,7 @@ int Main(int argc, char** argv) {
   std::vector<Variant> variants = AllVariants();
   std::erase_if(variants, [&](const Variant& v) { return v.name.find(only) == std::string::npos; });
   if (!real.empty()) {
-    StudyReal(random, real, variants);
+    StudyReal(random, ReadLayers(real, {}), variants);
     return 0;
   }
   for (const bool topics : {true, false}) {

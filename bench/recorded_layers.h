@@ -31,12 +31,13 @@ struct RecordedLayer {
   std::vector<RecordedQuery> queries;  // Ascending by token_count.
 
   uint32_t group_size() const { return query_heads / kv_heads; }
+  // Rows of one head as floats.
+  std::vector<float> Keys(uint32_t kv_head) const;
+  std::vector<float> Values(uint32_t kv_head) const;
 };
 
-// Layers (none named: all) of a trace that `wavekv record` wrote, or of a directory of arrays that
-// numpy saved: k_l<layer>.npy and v_l<layer>.npy [tokens, KV heads, dim] in float16, q_l<layer>.npy
-// [steps, query heads, dim] in float32, and positions.npy [steps] in float32, the position of each
-// step's token; scale 1 / sqrt(dim). What cannot be read ends the process with a message.
+// Layers (none named: all) of a trace that `wavekv record` wrote. What cannot be read ends the
+// process with a message.
 std::vector<RecordedLayer> ReadLayers(const std::string& path, std::span<const uint32_t> layers);
 
 }  // namespace wavekv::bench
