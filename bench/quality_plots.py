@@ -125,10 +125,11 @@ def draw_perplexity(rows: list[Row], out: Path) -> None:
     series: Curves = defaultdict(list)
     for row in rows:
         series[f"{row['text']}, {row['budget'].get('curve', 'sketch')}"].append(row)
+    texts = sorted({row["text"] for row in rows})
     for name, points in sorted(series.items()):
         points.sort(key=lambda point: point["kv_bytes_read_ratio"])
         x = [100 * point["kv_bytes_read_ratio"] for point in points]
-        style = "-" if name.endswith(", sketch") else ":"
+        style = f"C{texts.index(points[0]['text'])}" + ("-" if name.endswith(", sketch") else ":")
         mad = [point["mad"] for point in points]
         ratio = [100 * (point["perplexity_ratio"] - 1) for point in points]
         for axis, y in zip(axes, (mad, ratio), strict=True):
