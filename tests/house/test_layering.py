@@ -19,6 +19,7 @@ ROOMS: dict[str, set[str]] = {
     "proto": set(),
     "proto/rpc": {"proto", "storage/base"},
     "proto/shm": {"storage/base"},
+    "gpu/driver": {"storage/base"},
     "gpu": {"index/backend", "index/segment.h", "storage", "storage/base"},
     "gpu/wavebufferd": {"gpu", "proto", "proto/rpc", "storage", "storage/base"},
     "daemon/engine": {
