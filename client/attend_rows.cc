@@ -19,24 +19,33 @@ bool InRegion(uint64_t offset, uint64_t bytes, const StagedRegion& region, size_
 
 }  // namespace
 
-absl::StatusOr<std::vector<RowSpan>> ResolveRows(std::span<const std::byte> buffer,
-                                                 const StagedRegion& region,
-                                                 const ModelShape& shape,
-                                                 std::span<const StagedRows> staged) {
+absl::Status CheckRows(const StagedRegion& region, const ModelShape& shape,
+                       std::span<const StagedRows> staged) {
   const size_t element = DTypeBytes(shape.dtype);
-  std::vector<RowSpan> rows;
-  rows.reserve(staged.size());
   for (const StagedRows& run : staged) {
     // 2^32 rows of at most 256 dimensions: no overflow in 64 bits.
     const uint64_t key_bytes = uint64_t{run.row_count} * shape.key_bytes();
     const uint64_t value_bytes = uint64_t{run.row_count} * shape.value_bytes();
-    if (!InRegion(run.key_offset, key_bytes, region, element) ||
-        !InRegion(run.value_offset, value_bytes, region, element)) {
-      return absl::InternalError(absl::StrCat(
-          "the daemon staged ", run.row_count, " rows at key offset ", run.key_offset,
-          " and value offset ", run.value_offset, ", outside the sequence's region of ",
-          region.bytes, " bytes at ", region.offset, " or not aligned to ", element));
+    if (InRegion(run.key_offset, key_bytes, region, element) &&
+        InRegion(run.value_offset, value_bytes, region, element)) {
+      continue;
     }
+    return absl::InternalError(
+        absl::StrCat("the daemon staged ", run.row_count, " rows at key offset ", run.key_offset,
+                     " and value offset ", run.value_offset, ", outside the sequence's region of ",
+                     region.bytes, " bytes at ", region.offset, " or not aligned to ", element));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<RowSpan>> ResolveRows(std::span<const std::byte> buffer,
+                                                 const StagedRegion& region,
+                                                 const ModelShape& shape,
+                                                 std::span<const StagedRows> staged) {
+  WAVEKV_RETURN_IF_ERROR(CheckRows(region, shape, staged));
+  std::vector<RowSpan> rows;
+  rows.reserve(staged.size());
+  for (const StagedRows& run : staged) {
     rows.push_back({.keys = buffer.data() + run.key_offset,
                     .values = buffer.data() + run.value_offset,
                     .count = run.row_count});

@@ -21,9 +21,12 @@ struct RowSpan {
   uint32_t count = 0;
 };
 
-// Turns offsets from a reply into pointers. Internal when a row lies outside `region` of the
-// buffer, which itself lies in `buffer`, or is not aligned to its element: a daemon is not trusted
-// blindly, and another sequence's rows are nobody's business.
+// Internal when a row lies outside `region` or is not aligned to its element: a daemon is not
+// trusted blindly, and another sequence's rows are nobody's business.
+absl::Status CheckRows(const StagedRegion& region, const ModelShape& shape,
+                       std::span<const StagedRows> staged);
+
+// Turns offsets from a reply, which it checks, into pointers. `region` lies in `buffer`.
 absl::StatusOr<std::vector<RowSpan>> ResolveRows(std::span<const std::byte> buffer,
                                                  const StagedRegion& region,
                                                  const ModelShape& shape,

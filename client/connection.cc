@@ -408,10 +408,14 @@ void Connection::Invalidate(const std::shared_ptr<const Attachment>& attachment)
 void Connection::NoteWaveBuffers(
     const google::protobuf::RepeatedPtrField<v1::WaveBufferInfo>& buffers) {
   for (const v1::WaveBufferInfo& buffer : buffers) {
-    if (buffer.backend() != "host" || buffer.ticket().size() != kBufferTicketBytes) continue;
+    const bool known = buffer.backend() == "host" || buffer.backend() == "cuda";
+    if (!known || buffer.ticket().size() != kBufferTicketBytes) continue;
     MutexLock lock(&mutex_);
-    buffer_access_ = {
-        .socket = buffer.socket(), .ticket = buffer.ticket(), .bytes = buffer.buffer_bytes()};
+    buffer_access_ = {.socket = buffer.socket(),
+                      .ticket = buffer.ticket(),
+                      .bytes = buffer.buffer_bytes(),
+                      .backend = buffer.backend(),
+                      .device_uuid = buffer.device_uuid()};
     return;
   }
 }

@@ -159,8 +159,15 @@ absl::StatusOr<Attention> Sequence::Impl::AttendStep(const Tensor& queries,
                             connection->buffers().Get(access, connection->options().deadline));
     WAVEKV_ASSIGN_OR_RETURN(region, (*buffer)->FindStep(id, query.step));
   }
-  WAVEKV_ASSIGN_OR_RETURN(Attention attention,
-                          AttendBuffer(shape, queries, (*buffer)->data(), *region, query));
+  Attention attention;
+  if ((*buffer)->in_host_memory()) {
+    WAVEKV_ASSIGN_OR_RETURN(attention,
+                            AttendBuffer(shape, queries, (*buffer)->data(), *region, query));
+  } else {
+    WAVEKV_ASSIGN_OR_RETURN(const StepCopy copy, (*buffer)->CopyStep(*region, shape, query));
+    WAVEKV_ASSIGN_OR_RETURN(attention,
+                            AttendBuffer(shape, queries, copy.bytes, copy.region, copy.query));
+  }
   // Read first, then look: a region given back meanwhile has had its rows wiped.
   WAVEKV_RETURN_IF_ERROR((*buffer)->FindStep(id, query.step).status());
   return attention;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/base/fd_socket.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
@@ -34,14 +33,21 @@ absl::Status DecodeDescriptorReply(absl::string_view reply) {
   return absl::Status(static_cast<absl::StatusCode>(code), reply.substr(1));
 }
 
-absl::StatusOr<UniqueFd> FetchDescriptor(const std::string& socket_path, absl::string_view ticket,
-                                         std::chrono::milliseconds timeout) {
+absl::StatusOr<HeldDescriptor> FetchHeldDescriptor(const std::string& socket_path,
+                                                   absl::string_view ticket,
+                                                   std::chrono::milliseconds timeout) {
   WAVEKV_ASSIGN_OR_RETURN(FdSocket socket, FdSocket::Connect(socket_path, timeout));
   WAVEKV_RETURN_IF_ERROR(socket.Send(ticket, -1, timeout));
   WAVEKV_ASSIGN_OR_RETURN(FdMessage reply, socket.Receive(kDescriptorReplyBytesMax, timeout));
   WAVEKV_RETURN_IF_ERROR(DecodeDescriptorReply(reply.bytes));
   if (!reply.fd.valid()) return absl::DataLossError("descriptor reply: OK without a descriptor");
-  return std::move(reply.fd);
+  return HeldDescriptor{std::move(reply.fd), std::move(socket)};
+}
+
+absl::StatusOr<UniqueFd> FetchDescriptor(const std::string& socket_path, absl::string_view ticket,
+                                         std::chrono::milliseconds timeout) {
+  WAVEKV_ASSIGN_OR_RETURN(HeldDescriptor held, FetchHeldDescriptor(socket_path, ticket, timeout));
+  return std::move(held.fd);
 }
 
 }  // namespace wavekv

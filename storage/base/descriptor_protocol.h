@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "storage/base/fd_socket.h"
 #include "storage/base/unique_fd.h"
 
 namespace wavekv {
@@ -26,5 +27,16 @@ absl::Status DecodeDescriptorReply(absl::string_view reply);
 // DeadlineExceeded: the other side is not there or does not answer. Otherwise what it answered.
 absl::StatusOr<UniqueFd> FetchDescriptor(const std::string& socket_path, absl::string_view ticket,
                                          std::chrono::milliseconds timeout);
+
+// A descriptor whose server counts it as in use until `connection` is closed.
+struct HeldDescriptor {
+  UniqueFd fd;
+  FdSocket connection;
+};
+
+// The same, keeping the connection.
+absl::StatusOr<HeldDescriptor> FetchHeldDescriptor(const std::string& socket_path,
+                                                   absl::string_view ticket,
+                                                   std::chrono::milliseconds timeout);
 
 }  // namespace wavekv
