@@ -14,7 +14,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/server/server.h"
 #include "daemon/server/server_options.h"
-#include "gpu/host_stager.h"
+#include "gpu/buffer_stager.h"
 #include "index/backend/compute_backend.h"
 #include "index/simd/kernels.h"
 #include "proto/rpc/address.h"
@@ -158,11 +158,11 @@ absl::StatusOr<ServerOptions> ServerOptionsFromFlags(const EngineOptions& engine
 
 // The stager of --wave_buffer; null without one.
 absl::StatusOr<std::unique_ptr<Stager>> StagerFromFlags() {
-  HostStagerOptions options;
+  BufferStagerOptions options;
   options.tenant_buffer_bytes = absl::GetFlag(FLAGS_wave_buffer_bytes).bytes;
   options.cache_ratio = absl::GetFlag(FLAGS_wave_buffer_cache_ratio);
   options.staging_tokens = absl::GetFlag(FLAGS_wave_buffer_staging_tokens);
-  WAVEKV_RETURN_IF_ERROR(ValidateHostStagerOptions(options));
+  WAVEKV_RETURN_IF_ERROR(ValidateBufferStagerOptions(options));
   const std::string address = absl::GetFlag(FLAGS_wave_buffer);
   if (address.empty()) return std::unique_ptr<Stager>();
   return ConnectWaveBuffer(address, options);

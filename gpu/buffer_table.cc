@@ -56,7 +56,9 @@ struct BufferTable::Allocation {
 };
 
 BufferTable::BufferTable(const BufferTableOptions& options, DeviceMemory* memory, Clock* clock)
-    : options_(options), memory_(memory), clock_(clock) {}
+    : options_(options), memory_(memory), clock_(clock), bytes_used_(memory->overhead_bytes()) {
+  WAVEKV_CHECK(bytes_used_ <= options.bytes_max, "the limit leaves room for the overhead");
+}
 
 BufferTable::~BufferTable() = default;
 
@@ -119,6 +121,9 @@ std::string BufferTable::Holders() const {
   }
   if (lingering_bytes_ > 0) {
     parts.push_back(absl::StrCat("readers of released buffers hold ", lingering_bytes_));
+  }
+  if (memory_->overhead_bytes() > 0) {
+    parts.push_back(absl::StrCat("the device's context holds ", memory_->overhead_bytes()));
   }
   return parts.empty() ? "nobody holds memory" : absl::StrJoin(parts, ", ");
 }
@@ -229,7 +234,7 @@ absl::Status BufferTable::Release(absl::string_view secret, uint64_t allocation_
   return absl::OkStatus();
 }
 
-absl::StatusOr<UniqueFd> BufferTable::Redeem(absl::string_view ticket, const PeerCredentials& peer,
+absl::StatusOr<Redeemed> BufferTable::Redeem(absl::string_view ticket, const PeerCredentials& peer,
                                              UniqueFd peer_process) {
   const absl::Status unknown = absl::NotFoundError("unknown ticket");
   MutexLock lock(&mutex_);
@@ -242,7 +247,9 @@ absl::StatusOr<UniqueFd> BufferTable::Redeem(absl::string_view ticket, const Pee
     if (!allocation.sealed) {
       return absl::FailedPreconditionError("the buffer is not sealed yet; ask again");
     }
-    return allocation.memory->ReadOnlyDescriptor();
+    WAVEKV_ASSIGN_OR_RETURN(UniqueFd fd, allocation.memory->ReadOnlyDescriptor());
+    WAVEKV_ASSIGN_OR_RETURN(auto holder, allocation.memory->NewHolder());
+    return Redeemed(std::move(fd), std::move(holder), std::move(peer_process));
   }
   if (peer.uid != 0 && peer.uid != ::geteuid()) return unknown;
   WAVEKV_ASSIGN_OR_RETURN(UniqueFd fd, allocation.memory->WritableDescriptor());
@@ -251,7 +258,7 @@ absl::StatusOr<UniqueFd> BufferTable::Redeem(absl::string_view ticket, const Pee
   allocation.fetched = true;
   tickets_.erase(it);
   allocation.manager_ticket.clear();
-  return fd;
+  return Redeemed(std::move(fd));
 }
 
 void BufferTable::Reap() {
@@ -317,6 +324,7 @@ BufferUsage BufferTable::Usage() const {
   return {options_.bytes_max,
           bytes_used_,
           lingering_bytes_,
+          memory_->overhead_bytes(),
           wiped_bytes_,
           static_cast<uint32_t>(allocations_.size()),
           static_cast<uint32_t>(managers_.size())};

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "gpu/device_memory.h"
 #include "storage/base/clock.h"
+#include "storage/base/descriptor_server.h"
 #include "storage/base/fd_socket.h"
 #include "storage/base/mutex.h"
 #include "storage/base/unique_fd.h"
@@ -34,8 +35,9 @@ struct AllocationGrant {
 
 struct BufferUsage {
   uint64_t bytes_max = 0;
-  uint64_t bytes_used = 0;       // Held by allocations and by readers of released ones.
+  uint64_t bytes_used = 0;       // Held by allocations, by readers of released ones, overhead.
   uint64_t lingering_bytes = 0;  // Of bytes_used: released, but a reader still maps them.
+  uint64_t overhead_bytes = 0;   // Of bytes_used: DeviceMemory::overhead_bytes().
   uint64_t wiped_bytes = 0;      // Given back since start.
   uint32_t allocations = 0;
   uint32_t managers = 0;
@@ -49,7 +51,7 @@ struct BufferUsage {
 // whose lease ended keeps its memory: it maps it, so that counting it as free would be a lie.
 class BufferTable {
  public:
-  // `memory` and `clock` outlive the table.
+  // `memory` and `clock` outlive the table. `bytes_max` is no less than the memory's overhead.
   BufferTable(const BufferTableOptions& options, DeviceMemory* memory, Clock* clock);
   ~BufferTable();
 
@@ -70,7 +72,7 @@ class BufferTable {
   // The descriptor a ticket stands for, for the peer with these credentials; `peer_process` is
   // that peer's pidfd, when one could be had. A manager's ticket is good once and for our own uid
   // or root; a client's for its uid, as often as it likes, once the allocation is sealed.
-  absl::StatusOr<UniqueFd> Redeem(absl::string_view ticket, const PeerCredentials& peer,
+  absl::StatusOr<Redeemed> Redeem(absl::string_view ticket, const PeerCredentials& peer,
                                   UniqueFd peer_process);
 
   // Takes back what dead managers held and what readers let go. Called several times a second.
@@ -115,7 +117,7 @@ class BufferTable {
   absl::flat_hash_map<std::string, Ticket> tickets_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<DeviceAllocation>> lingering_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_allocation_id_ ABSL_GUARDED_BY(mutex_) = 1;
-  uint64_t bytes_used_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t bytes_used_ ABSL_GUARDED_BY(mutex_);
   uint64_t lingering_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t wiped_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

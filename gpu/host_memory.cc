@@ -53,6 +53,10 @@ class HostAllocation : public DeviceAllocation {
     return SealForReaders(fd_.get());
   }
 
+  absl::StatusOr<std::shared_ptr<KeptPeer>> NewHolder() override {
+    return std::shared_ptr<KeptPeer>();
+  }
+
   void Drop() override {
     MutexLock lock(&mutex_);
     fd_.reset();
@@ -87,6 +91,7 @@ class HostMemory : public DeviceMemory {
   uint64_t allocation_unit_bytes() const override {
     return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   }
+  uint64_t overhead_bytes() const override { return 0; }
 
   absl::StatusOr<std::unique_ptr<DeviceAllocation>> Allocate(const std::string& name,
                                                              uint64_t bytes) override {

@@ -13,7 +13,7 @@ uint64_t SpanBytes(const RegionLayout& layout, uint32_t row_count) {
 }
 
 RegionLayout PlanRegion(const ModelShape& shape, uint64_t max_tokens,
-                        const HostStagerOptions& options) {
+                        const BufferStagerOptions& options) {
   RegionLayout layout;
   layout.key_row_bytes = static_cast<uint32_t>(shape.key_bytes());
   layout.value_row_bytes = static_cast<uint32_t>(shape.value_bytes());

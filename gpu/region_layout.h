@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "gpu/host_stager.h"
+#include "gpu/buffer_stager.h"
 #include "storage/base/model_shape.h"
 
 namespace wavekv {
@@ -24,7 +24,7 @@ struct RegionLayout {
 
 // `options` are valid, `shape` too.
 RegionLayout PlanRegion(const ModelShape& shape, uint64_t max_tokens,
-                        const HostStagerOptions& options);
+                        const BufferStagerOptions& options);
 
 // What `row_count` rows take in the staging area: the key rows, then the value rows.
 uint64_t SpanBytes(const RegionLayout& layout, uint32_t row_count);

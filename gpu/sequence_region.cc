@@ -1,13 +1,12 @@
 #include "gpu/sequence_region.h"
 
 #include <algorithm>
-#include <cstring>
-#include <new>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/check.h"
+#include "storage/base/log.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv {
@@ -30,15 +29,10 @@ void CheckHeads(std::span<const StageHead> heads, uint32_t kv_head_count) {
 
 // One step in the making: what goes where, before anything is copied.
 struct SequenceRegion::StepPlan {
-  struct Copy {
-    RowRun rows;
-    StagedSpan target;
-  };
-
   uint64_t begin = 0;           // Of the free piece, from the start of the buffer.
   uint64_t capacity_bytes = 0;  // Of it.
   uint64_t used_bytes = 0;
-  std::vector<Copy> copies;
+  std::vector<ByteCopy> copies;  // Ascending.
   std::vector<MissedBlock>* misses = nullptr;
   StagedStep step;
 
@@ -49,8 +43,10 @@ absl::StatusOr<std::shared_ptr<SequenceRegion>> SequenceRegion::Create(
     std::shared_ptr<TenantBuffer> buffer, SequenceId sequence, uint32_t kv_head_count,
     const RegionLayout& layout, std::shared_ptr<std::atomic<uint64_t>> last_step) {
   WAVEKV_ASSIGN_OR_RETURN(const RegionPlace place, buffer->Carve(layout.region_bytes));
-  return std::shared_ptr<SequenceRegion>(new SequenceRegion(
+  std::shared_ptr<SequenceRegion> region(new SequenceRegion(
       std::move(buffer), place, sequence, kv_head_count, layout, std::move(last_step)));
+  WAVEKV_RETURN_IF_ERROR(region->WriteHeader());  // Or else it closes itself.
+  return region;
 }
 
 SequenceRegion::SequenceRegion(std::shared_ptr<TenantBuffer> buffer, const RegionPlace& place,
@@ -64,19 +60,24 @@ SequenceRegion::SequenceRegion(std::shared_ptr<TenantBuffer> buffer, const Regio
       layout_(layout),
       last_step_(std::move(last_step)),
       cache_(MakeLrfuBlockCachePolicy(layout.slot_count)),
-      ring_(layout.staging_bytes) {
-  auto* header = new (this->header()) RegionHeader{};
-  header->magic = kRegionMagic;
-  header->region_bytes = place.bytes;
-  header->cache_offset = place.offset + layout.cache_offset;
-  header->staging_offset = place.offset + layout.staging_offset;
-  header->staging_bytes = layout.staging_bytes;
-  header->slot_bytes = layout.slot_bytes;
-  header->slot_count = layout.slot_count;
-  header->key_row_bytes = layout.key_row_bytes;
-  header->value_row_bytes = layout.value_row_bytes;
-  header->sequence_id.store(sequence.value(), std::memory_order_release);
-  buffer_->Announce(place_, sequence);
+      ring_(layout.staging_bytes) {}
+
+absl::Status SequenceRegion::WriteHeader() {
+  RegionHeader header{};
+  header.magic = kRegionMagic;
+  header.region_bytes = place_.bytes;
+  header.cache_offset = place_.offset + layout_.cache_offset;
+  header.staging_offset = place_.offset + layout_.staging_offset;
+  header.staging_bytes = layout_.staging_bytes;
+  header.slot_bytes = layout_.slot_bytes;
+  header.slot_count = layout_.slot_count;
+  header.key_row_bytes = layout_.key_row_bytes;
+  header.value_row_bytes = layout_.value_row_bytes;
+  const ByteCopy copy{reinterpret_cast<const std::byte*>(&header), place_.offset, sizeof(header)};
+  WAVEKV_RETURN_IF_ERROR(buffer_->memory().Write(
+      {&copy, 1},
+      BufferWord{place_.offset + offsetof(RegionHeader, sequence_id), sequence_.value()}));
+  return buffer_->Announce(place_, sequence_);
 }
 
 SequenceRegion::~SequenceRegion() { Close(); }
@@ -115,16 +116,16 @@ StagedSpan SequenceRegion::PlanCopy(const RowRun& rows, StepPlan* plan) const {
   span.row_count = rows.row_count;
   plan->used_bytes += SpanBytes(layout_, rows.row_count);
   WAVEKV_CHECK(plan->used_bytes <= plan->capacity_bytes, "a step stays in its piece");
-  plan->copies.push_back({rows, span});
+  AppendCopies(rows, span, &plan->copies);
   return span;
 }
 
-void SequenceRegion::CopyRows(const RowRun& rows, const StagedSpan& span) const {
+void SequenceRegion::AppendCopies(const RowRun& rows, const StagedSpan& span,
+                                  std::vector<ByteCopy>* copies) const {
   if (rows.row_count == 0) return;
-  std::memcpy(buffer_->data() + span.key_offset, rows.keys,
-              uint64_t{rows.row_count} * layout_.key_row_bytes);
-  std::memcpy(buffer_->data() + span.value_offset, rows.values,
-              uint64_t{rows.row_count} * layout_.value_row_bytes);
+  copies->push_back({rows.keys, span.key_offset, uint64_t{rows.row_count} * layout_.key_row_bytes});
+  copies->push_back(
+      {rows.values, span.value_offset, uint64_t{rows.row_count} * layout_.value_row_bytes});
 }
 
 absl::Status SequenceRegion::PlanSteady(uint32_t layer, std::span<const StageHead> heads,
@@ -220,10 +221,10 @@ absl::StatusOr<StagedStep> SequenceRegion::Stage(uint32_t layer, uint64_t comple
 
   const uint64_t taken = ring_.Take(plan.step.step, plan.used_bytes);
   WAVEKV_CHECK(taken == piece.begin, "the planned piece is the one that is taken");
-  for (const StepPlan::Copy& copy : plan.copies) CopyRows(copy.rows, copy.target);
   last_step_->store(plan.step.step, std::memory_order_relaxed);
   // Readers that see this step see its rows.
-  header()->step.store(plan.step.step, std::memory_order_release);
+  const BufferWord announced{place_.offset + offsetof(RegionHeader, step), plan.step.step};
+  WAVEKV_RETURN_IF_ERROR(buffer_->memory().Write(plan.copies, announced));
   return std::move(plan.step);
 }
 
@@ -249,29 +250,41 @@ StageCounters SequenceRegion::Touch(std::span<const StageHead> heads,
   return counters;
 }
 
+absl::Status SequenceRegion::FillSlots(std::span<const MissedBlock* const> batch,
+                                       std::span<const uint32_t> slots) const {
+  std::vector<ByteCopy> copies;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const RowRun& rows = batch[i]->rows;
+    AppendCopies(rows, SlotSpan(slots[i], rows.row_count), &copies);
+  }
+  return buffer_->memory().Write(copies);
+}
+
 uint64_t SequenceRegion::Admit(std::span<const MissedBlock> blocks) {
   uint64_t admitted = 0;
-  for (size_t first = 0; first < blocks.size(); first += kAdmitBatch) {
-    const auto batch = blocks.subspan(first, std::min(kAdmitBatch, blocks.size() - first));
-    std::vector<std::pair<const MissedBlock*, uint32_t>> taken;  // (block, slot)
+  absl::Status status;
+  for (size_t first = 0; first < blocks.size() && status.ok(); first += kAdmitBatch) {
+    std::vector<const MissedBlock*> batch;
+    std::vector<uint32_t> slots;  // Of each.
     {
       MutexLock lock(&mutex_);
       if (closed_) return admitted;
-      for (const MissedBlock& block : batch) {
-        if (const auto slot = cache_->Admit(block.key, completed_step_)) {
-          taken.emplace_back(&block, *slot);
-          slots_written_ = std::max(slots_written_, *slot + 1);
-        }
+      for (const MissedBlock& block :
+           blocks.subspan(first, std::min(kAdmitBatch, blocks.size() - first))) {
+        const std::optional<uint32_t> slot = cache_->Admit(block.key, completed_step_);
+        if (!slot.has_value()) continue;
+        batch.push_back(&block);
+        slots.push_back(*slot);
+        slots_written_ = std::max(slots_written_, *slot + 1);
       }
       ++admitting_;
     }
-    for (const auto& [block, slot] : taken) {
-      CopyRows(block->rows, SlotSpan(slot, block->rows.row_count));
-    }
+    status = FillSlots(batch, slots);
     MutexLock lock(&mutex_);
-    for (const auto& [block, slot] : taken) admitted += cache_->Publish(slot) ? 1 : 0;
+    for (const uint32_t slot : slots) admitted += cache_->Publish(slot, status.ok()) ? 1 : 0;
     if (--admitting_ == 0) admitted_.NotifyAll();
   }
+  if (!status.ok()) Log(LogLevel::kWarning, "blocks_not_admitted", {{"error", status}});
   return admitted;
 }
 
@@ -280,21 +293,23 @@ void SequenceRegion::Close() {
   if (closed_) return;
   closed_ = true;
   while (admitting_ > 0) admitted_.Wait(&mutex_);
-  Wipe();
-  buffer_->Return(place_);
+  const absl::Status status = Wipe();
+  if (status.ok()) return buffer_->Return(place_);
+  Log(LogLevel::kWarning, "region_not_wiped",
+      {{"sequence", sequence_.value()}, {"bytes", place_.bytes}, {"error", status}});
 }
 
 // Identity first, rows after: a reader that finds its sequence still named after it has read rows
 // has read them whole.
-void SequenceRegion::Wipe() {
-  buffer_->Withdraw(place_);
-  header()->sequence_id.store(0, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+absl::Status SequenceRegion::Wipe() {
+  BufferMemory& memory = buffer_->memory();
+  WAVEKV_RETURN_IF_ERROR(buffer_->Withdraw(place_));
+  WAVEKV_RETURN_IF_ERROR(memory.Store(place_.offset + offsetof(RegionHeader, sequence_id), 0));
   // Only what was ever written: touching the rest would take memory for nothing.
-  std::memset(buffer_->data() + place_.offset + layout_.cache_offset, 0,
-              uint64_t{slots_written_} * layout_.slot_bytes);
-  std::memset(buffer_->data() + place_.offset + layout_.staging_offset, 0, ring_.high_water());
-  new (header()) RegionHeader{};
+  WAVEKV_RETURN_IF_ERROR(memory.Zero(place_.offset + layout_.cache_offset,
+                                     uint64_t{slots_written_} * layout_.slot_bytes));
+  WAVEKV_RETURN_IF_ERROR(memory.Zero(place_.offset + layout_.staging_offset, ring_.high_water()));
+  return memory.Zero(place_.offset, sizeof(RegionHeader));
 }
 
 }  // namespace wavekv

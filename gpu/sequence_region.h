@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gpu/buffer_layout.h"
+#include "gpu/buffer_memory.h"
 #include "gpu/region_layout.h"
 #include "gpu/staging_ring.h"
 #include "gpu/tenant_buffer.h"
@@ -33,7 +34,8 @@ struct MissedBlock {
 class SequenceRegion {
  public:
   // Carves a region of `buffer` and writes its header. Steps are numbered by `last_step`, which
-  // goes on when a sequence gets another region. ResourceExhausted: no room in the buffer.
+  // goes on when a sequence gets another region. ResourceExhausted: no room in the buffer. Else
+  // the memory's.
   static absl::StatusOr<std::shared_ptr<SequenceRegion>> Create(
       std::shared_ptr<TenantBuffer> buffer, SequenceId sequence, uint32_t kv_head_count,
       const RegionLayout& layout, std::shared_ptr<std::atomic<uint64_t>> last_step);
@@ -41,7 +43,8 @@ class SequenceRegion {
   SequenceRegion(const SequenceRegion&) = delete;
   SequenceRegion& operator=(const SequenceRegion&) = delete;
 
-  // As Stager::Stage. Appends the misses that can be admitted afterwards.
+  // As Stager::Stage, or the memory's failure: the number of such a step is used up. Appends the
+  // misses that can be admitted afterwards.
   absl::StatusOr<StagedStep> Stage(uint32_t layer, uint64_t completed_step,
                                    std::span<const StageHead> heads,
                                    std::vector<MissedBlock>* misses);
@@ -49,11 +52,11 @@ class SequenceRegion {
   StageCounters Touch(std::span<const StageHead> heads, std::vector<MissedBlock>* misses);
 
   // Copies blocks into slots that no step reads and publishes them; returns how many. Stops early
-  // when the region is closed.
+  // when the region is closed or the memory fails.
   uint64_t Admit(std::span<const MissedBlock> blocks);
 
-  // Waits for a running admission, wipes the region and gives it back. Stage and Touch fail or do
-  // nothing from now on. Idempotent.
+  // Waits for a running admission, wipes the region and gives it back; one that could not be wiped
+  // is never used again. Stage and Touch fail or do nothing from now on. Idempotent.
   void Close();
 
  private:
@@ -62,6 +65,7 @@ class SequenceRegion {
                  SequenceId sequence, uint32_t kv_head_count, const RegionLayout& layout,
                  std::shared_ptr<std::atomic<uint64_t>> last_step);
 
+  absl::Status WriteHeader();
   absl::Status CheckCompleted(uint64_t completed_step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status PlanSteady(uint32_t layer, std::span<const StageHead> heads, StepPlan* plan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -76,11 +80,12 @@ class SequenceRegion {
   StagedSpan SlotSpan(uint32_t slot, uint32_t row_count) const;
   // Rows of block `block_idx` of `run`, counted from its first row.
   RowRun BlockRows(const RowRun& run, uint32_t block_idx) const;
-  void CopyRows(const RowRun& rows, const StagedSpan& span) const;
-  void Wipe() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  RegionHeader* header() const {
-    return reinterpret_cast<RegionHeader*>(buffer_->data() + place_.offset);
-  }
+  void AppendCopies(const RowRun& rows, const StagedSpan& span,
+                    std::vector<ByteCopy>* copies) const;
+  // Copies batch[i] to slots[i].
+  absl::Status FillSlots(std::span<const MissedBlock* const> batch,
+                         std::span<const uint32_t> slots) const;
+  absl::Status Wipe() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<TenantBuffer> buffer_;
   const RegionPlace place_;

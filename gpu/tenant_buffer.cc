@@ -1,10 +1,11 @@
 #include "gpu/tenant_buffer.h"
 
-#include <new>
+#include <cstddef>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/base/status_macros.h"
 
 namespace wavekv {
 
@@ -14,38 +15,49 @@ uint64_t RegionsOffset(uint32_t regions_max) {
   return kBufferPageBytes + AlignUp(regions_max * sizeof(DirectoryEntry), kBufferPageBytes);
 }
 
+uint64_t EntryOffset(const RegionPlace& place) {
+  return kBufferPageBytes + place.directory_idx * sizeof(DirectoryEntry);
+}
+
 }  // namespace
 
 uint64_t TenantBuffer::BytesMin(uint32_t regions_max) {
   return RegionsOffset(regions_max) + kBufferPageBytes;
 }
 
-absl::StatusOr<std::shared_ptr<TenantBuffer>> TenantBuffer::Create(Mapping mapping,
-                                                                   uint32_t regions_max) {
-  if (mapping.bytes() < BytesMin(regions_max) || regions_max == 0) {
+absl::StatusOr<std::shared_ptr<TenantBuffer>> TenantBuffer::Create(
+    std::unique_ptr<BufferMemory> memory, uint32_t regions_max) {
+  if (memory->bytes() < BytesMin(regions_max) || regions_max == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "a wave buffer of ", mapping.bytes(), " bytes cannot hold a directory of ", regions_max,
+        "a wave buffer of ", memory->bytes(), " bytes cannot hold a directory of ", regions_max,
         " regions; expected at least ", BytesMin(regions_max), " bytes and 1 region"));
   }
-  return std::shared_ptr<TenantBuffer>(
-      new TenantBuffer(std::move(mapping), regions_max, RegionsOffset(regions_max)));
+  std::shared_ptr<TenantBuffer> buffer(
+      new TenantBuffer(std::move(memory), regions_max, RegionsOffset(regions_max)));
+  WAVEKV_RETURN_IF_ERROR(buffer->WriteHeader(regions_max));
+  return buffer;
 }
 
-TenantBuffer::TenantBuffer(Mapping mapping, uint32_t regions_max, uint64_t regions_offset)
-    : mapping_(std::move(mapping)),
+TenantBuffer::TenantBuffer(std::unique_ptr<BufferMemory> memory, uint32_t regions_max,
+                           uint64_t regions_offset)
+    : memory_(std::move(memory)),
       regions_offset_(regions_offset),
-      allocator_((mapping_.bytes() - regions_offset) / kBufferPageBytes * kBufferPageBytes) {
+      allocator_((memory_->bytes() - regions_offset) / kBufferPageBytes * kBufferPageBytes) {
   for (uint32_t i = 0; i < regions_max; ++i) {
-    new (entry(i)) DirectoryEntry{};
     free_entries_.push_back(regions_max - 1 - i);  // Lowest last: it is taken first.
   }
-  auto* header = new (data()) BufferHeader{};
-  header->magic = kBufferMagic;
-  header->version = kBufferLayoutVersion;
-  header->directory_entries = regions_max;
-  header->buffer_bytes = bytes();
-  header->directory_offset = kBufferPageBytes;
-  header->state.store(kBufferLive, std::memory_order_release);
+}
+
+// The directory is there already: zeroes are free entries.
+absl::Status TenantBuffer::WriteHeader(uint32_t regions_max) {
+  BufferHeader header{};
+  header.magic = kBufferMagic;
+  header.version = kBufferLayoutVersion;
+  header.directory_entries = regions_max;
+  header.buffer_bytes = bytes();
+  header.directory_offset = kBufferPageBytes;
+  const ByteCopy copy{reinterpret_cast<const std::byte*>(&header), 0, sizeof(header)};
+  return memory_->Write({&copy, 1}, BufferWord{offsetof(BufferHeader, state), kBufferLive});
 }
 
 absl::StatusOr<RegionPlace> TenantBuffer::Carve(uint64_t wanted_bytes) {
@@ -65,15 +77,18 @@ absl::StatusOr<RegionPlace> TenantBuffer::Carve(uint64_t wanted_bytes) {
   return place;
 }
 
-void TenantBuffer::Announce(const RegionPlace& place, SequenceId sequence) {
-  DirectoryEntry* found = entry(place.directory_idx);
-  found->region_offset = place.offset;
-  found->region_bytes = place.bytes;
-  found->sequence_id.store(sequence.value(), std::memory_order_release);
+absl::Status TenantBuffer::Announce(const RegionPlace& place, SequenceId sequence) {
+  DirectoryEntry entry{};
+  entry.region_offset = place.offset;
+  entry.region_bytes = place.bytes;
+  const uint64_t offset = EntryOffset(place);
+  const ByteCopy copy{reinterpret_cast<const std::byte*>(&entry), offset, sizeof(entry)};
+  return memory_->Write(
+      {&copy, 1}, BufferWord{offset + offsetof(DirectoryEntry, sequence_id), sequence.value()});
 }
 
-void TenantBuffer::Withdraw(const RegionPlace& place) {
-  entry(place.directory_idx)->sequence_id.store(0, std::memory_order_release);
+absl::Status TenantBuffer::Withdraw(const RegionPlace& place) {
+  return memory_->Store(EntryOffset(place) + offsetof(DirectoryEntry, sequence_id), 0);
 }
 
 void TenantBuffer::Return(const RegionPlace& place) {
@@ -82,7 +97,9 @@ void TenantBuffer::Return(const RegionPlace& place) {
   allocator_.Free(place.offset - regions_offset_, place.bytes);
 }
 
-void TenantBuffer::Close() { header()->state.store(kBufferClosed, std::memory_order_release); }
+absl::Status TenantBuffer::Close() {
+  return memory_->Store(offsetof(BufferHeader, state), kBufferClosed);
+}
 
 uint64_t TenantBuffer::free_bytes() const {
   MutexLock lock(&mutex_);

@@ -1,17 +1,16 @@
-// One tenant's wave buffer, mapped writable: its header, its directory and its regions.
+// One tenant's wave buffer, which we write: its header, its directory and its regions.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gpu/buffer_layout.h"
+#include "gpu/buffer_memory.h"
 #include "storage/base/ids.h"
 #include "storage/base/mutex.h"
-#include "storage/base/shared_memory.h"
 #include "storage/best_fit_allocator.h"
 
 namespace wavekv {
@@ -23,12 +22,12 @@ struct RegionPlace {
   uint32_t directory_idx = 0;
 };
 
-// Thread-safe.
+// Thread-safe. A status that is not OK is the memory's.
 class TenantBuffer {
  public:
-  // Takes a zeroed, writable mapping and writes header and directory into it.
+  // Takes zeroed memory and writes header and directory into it.
   // InvalidArgument: too small for a directory of `regions_max` and one page more.
-  static absl::StatusOr<std::shared_ptr<TenantBuffer>> Create(Mapping mapping,
+  static absl::StatusOr<std::shared_ptr<TenantBuffer>> Create(std::unique_ptr<BufferMemory> memory,
                                                               uint32_t regions_max);
   // What Create needs at least.
   static uint64_t BytesMin(uint32_t regions_max);
@@ -38,27 +37,24 @@ class TenantBuffer {
   // A zeroed piece of at least `bytes`, a multiple of pages. ResourceExhausted: says what is free.
   absl::StatusOr<RegionPlace> Carve(uint64_t bytes);
   // Enters a region in the directory, where readers find it, once its header is written.
-  void Announce(const RegionPlace& place, SequenceId sequence);
+  absl::Status Announce(const RegionPlace& place, SequenceId sequence);
   // Takes it out again, before the region is wiped.
-  void Withdraw(const RegionPlace& place);
+  absl::Status Withdraw(const RegionPlace& place);
   // Gives a wiped piece back.
   void Return(const RegionPlace& place);
 
   // Tells readers that nothing is staged here any more.
-  void Close();
+  absl::Status Close();
 
-  std::byte* data() const { return mapping_.data(); }
-  uint64_t bytes() const { return mapping_.bytes(); }
+  BufferMemory& memory() { return *memory_; }
+  uint64_t bytes() const { return memory_->bytes(); }
   uint64_t free_bytes() const;
 
  private:
-  TenantBuffer(Mapping mapping, uint32_t regions_max, uint64_t regions_offset);
-  BufferHeader* header() const { return reinterpret_cast<BufferHeader*>(data()); }
-  DirectoryEntry* entry(uint32_t idx) const {
-    return reinterpret_cast<DirectoryEntry*>(data() + kBufferPageBytes) + idx;
-  }
+  TenantBuffer(std::unique_ptr<BufferMemory> memory, uint32_t regions_max, uint64_t regions_offset);
+  absl::Status WriteHeader(uint32_t regions_max);
 
-  const Mapping mapping_;
+  const std::unique_ptr<BufferMemory> memory_;
   mutable Mutex mutex_;
   const uint64_t regions_offset_;                       // Header and directory lie before it.
   BestFitAllocator allocator_ ABSL_GUARDED_BY(mutex_);  // Offsets from regions_offset_.

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Builds what runs on a GPU machine (tests and benchmarks of the CUDA kernels) and packs it with the
-# shared libraries it needs, so that it runs where Debian's are not installed.
+# Builds what runs on a GPU machine (daemons, tests of the wave buffer and of the CUDA kernels,
+# benchmarks) and packs it with the shared libraries it needs, so that it runs where Debian's are not installed.
 # Usage: scripts/gpu_bundle.sh [FOLDER]   (default: build/gpu-bundle). Needs the CUDA Toolkit.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test bench_gpu_attend bench_gpu_build)
+TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test bench_gpu_attend bench_gpu_build
+  wavekvd wavebufferd mock_decoder wave_buffer_peer driver_test cuda_buffer_test
+  buffer_stager_test staged_attention_test deaths_test needles_test)
 BYTES_MAX=$((45 * 1000 * 1000))
 folder="${1:-$ROOT/build/gpu-bundle}"
 

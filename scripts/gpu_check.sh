@@ -27,6 +27,14 @@ part() {
 for test in gpu_step_test gpu_step_limits_test gpu_kmeans_test; do
   part "$test" "$bundle/bin/$test"
 done
+# The wave buffer on this GPU, and what is left of its memory when all of its processes are gone.
+used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1; }
+used_before="$(used_mib)"
+for test in driver_test cuda_buffer_test buffer_stager_test staged_attention_test deaths_test \
+  needles_test; do
+  part "$test" env WAVEKV_TEST_GPU=1 WAVEKV_TEST_BACKEND=cuda "$bundle/bin/$test"
+done
+part memory_comes_back test "$(used_mib)" -le "$used_before"
 if command -v compute-sanitizer >/dev/null; then
   part memcheck compute-sanitizer --tool memcheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
     --gtest_filter='*DifferentLengths*:*TableFull*:*FewCached*:*Dim256Group16*:*Dim64Group9*'

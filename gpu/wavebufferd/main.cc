@@ -14,6 +14,8 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "gpu/buffer_table.h"
+#include "gpu/cuda_memory.h"
+#include "gpu/driver/driver.h"
 #include "gpu/host_memory.h"
 #include "gpu/wavebufferd/options.h"
 #include "gpu/wavebufferd/service.h"
@@ -30,11 +32,14 @@
 #include "storage/base/memory_probe.h"
 #include "storage/base/status_macros.h"
 
-ABSL_FLAG(std::string, backend, "host", "Whose memory is lent: host (memfds)");
+ABSL_FLAG(std::string, backend, "host",
+          "Whose memory is lent: host (memfds), or cuda (an NVIDIA GPU's)");
+ABSL_FLAG(int32_t, device, 0, "With --backend=cuda: which GPU, as CUDA counts those it sees");
 ABSL_FLAG(std::string, listen, wavekv::DefaultAddressOf("wavebufferd"),
           "Control socket, unix:/path (mode 0600). Descriptors are handed out at <path>.fd");
 ABSL_FLAG(wavekv::ByteSize, bytes_max, wavekv::ByteSize{uint64_t{1} << 30},
-          "Most memory that may be lent: bytes, or a number of KiB, MiB, GiB, TiB");
+          "Most memory that may be lent, a GPU's context included: bytes, or a number of KiB, MiB, "
+          "GiB, TiB");
 ABSL_FLAG(int64_t, lease_ms, 10'000, "A manager that says nothing for so long is looked at");
 ABSL_FLAG(uint32_t, threads_max, 8, "Most threads that serve the control socket");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
@@ -83,6 +88,7 @@ absl::StatusOr<WavebufferdOptions> OptionsFromFlags() {
   SetLogLevel(level);
   WavebufferdOptions options;
   options.backend = absl::GetFlag(FLAGS_backend);
+  options.device = absl::GetFlag(FLAGS_device);
   options.listen = absl::GetFlag(FLAGS_listen);
   options.bytes_max = absl::GetFlag(FLAGS_bytes_max).bytes;
   options.lease_ms = absl::GetFlag(FLAGS_lease_ms);
@@ -104,6 +110,23 @@ absl::Status CheckMemory(uint64_t bytes_max) {
                          report.cgroup_limit_file, ")")
           : "",
       "; lower --bytes_max, free memory or raise the limit"));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenMemory(const WavebufferdOptions& options) {
+  if (options.backend == "host") {
+    WAVEKV_RETURN_IF_ERROR(CheckMemory(options.bytes_max));
+    return CreateHostMemory();
+  }
+  const auto open = [&options]() -> absl::StatusOr<std::unique_ptr<DeviceMemory>> {
+    WAVEKV_ASSIGN_OR_RETURN(auto driver, CudaDriver::Get());
+    return CreateCudaMemory(std::move(driver), options.device, options.bytes_max);
+  };
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> memory = open();
+  if (memory.ok()) return memory;
+  return absl::Status(
+      memory.status().code(),
+      absl::StrCat("--backend=cuda --device=", options.device, ": ", memory.status().message(),
+                   " (--backend=host does the same in host memory, without a GPU)"));
 }
 
 // The last directory of the path, if only that is missing.
@@ -152,8 +175,7 @@ absl::Status Serve(const sigset_t& signals) {
     return absl::Status(lock.status().code(), absl::StrCat("wavebufferd at ", address.ToString(),
                                                            ": ", lock.status().message()));
   }
-  WAVEKV_RETURN_IF_ERROR(CheckMemory(options.bytes_max));
-  const std::unique_ptr<DeviceMemory> memory = CreateHostMemory();
+  WAVEKV_ASSIGN_OR_RETURN(const std::unique_ptr<DeviceMemory> memory, OpenMemory(options));
   BufferTableOptions table_options;
   table_options.bytes_max = options.bytes_max;
   table_options.lease_ms = options.lease_ms;
@@ -179,7 +201,9 @@ absl::Status Serve(const sigset_t& signals) {
       {{"address", address.ToString()},
        {"descriptor_socket", descriptor_path},
        {"backend", memory->backend()},
+       {"device_uuid", memory->device_uuid()},
        {"bytes_max", options.bytes_max},
+       {"context_bytes", memory->overhead_bytes()},
        {"version", WAVEKV_VERSION},
        {"pid", ::getpid()}});
   const int signal = WaitForSignal(signals);

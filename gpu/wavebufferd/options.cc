@@ -17,9 +17,15 @@ absl::Status FlagError(absl::string_view flag, absl::string_view found,
 }  // namespace
 
 absl::Status ValidateWavebufferdOptions(const WavebufferdOptions& options) {
-  if (options.backend != "host") {
-    return FlagError("backend", absl::StrCat("'", options.backend, "'"),
-                     "one that this build has: host");
+  const bool cuda = options.backend == "cuda";
+  if (!cuda && options.backend != "host") {
+    return FlagError("backend", absl::StrCat("'", options.backend, "'"), "host or cuda");
+  }
+  if (options.device < 0 || options.device > kDeviceMax) {
+    return FlagError("device", absl::StrCat(options.device), absl::StrCat("0 to ", kDeviceMax));
+  }
+  if (!cuda && options.device != 0) {
+    return FlagError("device", absl::StrCat(options.device), "none without --backend=cuda");
   }
   WAVEKV_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen));
   if (!address.is_unix) {

@@ -9,13 +9,15 @@
 namespace wavekv {
 
 struct WavebufferdOptions {
-  std::string backend = "host";
-  std::string listen;  // "unix:/path"
+  std::string backend = "host";  // Or "cuda".
+  int device = 0;                // Of the cuda backend: the ordinal among those it sees.
+  std::string listen;            // "unix:/path"
   uint64_t bytes_max = 0;
   int64_t lease_ms = 10'000;
   uint32_t threads_max = 8;  // Of gRPC.
 };
 
+inline constexpr int kDeviceMax = 1023;
 inline constexpr int64_t kLeaseMsMin = 100;
 inline constexpr int64_t kLeaseMsMax = 3'600'000;
 inline constexpr uint32_t kThreadsMin = 4;

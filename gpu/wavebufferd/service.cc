@@ -87,6 +87,7 @@ grpc::Status WaveBufferService::GetBufferStats(grpc::ServerContext* /*context*/,
   reply->set_pinned(memory_->pinned());
   reply->set_uptime_ms(static_cast<uint64_t>(RealClock()->NowMs() - started_ms_));
   reply->set_lingering_bytes(usage.lingering_bytes);
+  reply->set_context_bytes(usage.overhead_bytes);
   return grpc::Status::OK;
 }
 

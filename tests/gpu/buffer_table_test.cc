@@ -90,7 +90,7 @@ TEST_F(BufferTableTest, SizesAreCheckedAndRounded) {
 
 TEST_F(BufferTableTest, ReleasedMemoryComesBackZeroed) {
   const AllocationGrant grant = table_->Allocate(secret_, "uid:1", 10 * kMiB).value();
-  const UniqueFd fd = table_->Redeem(grant.manager_ticket, Ourselves(), UniqueFd()).value();
+  const UniqueFd fd = table_->Redeem(grant.manager_ticket, Ourselves(), UniqueFd()).value().fd;
   {
     const Mapping mapping = Mapping::Map(fd.get(), grant.bytes, Mapping::kReadWrite).value();
     mapping.data()[123] = std::byte{42};
@@ -99,7 +99,7 @@ TEST_F(BufferTableTest, ReleasedMemoryComesBackZeroed) {
   EXPECT_EQ(table_->Usage().bytes_used, 0u);
   EXPECT_EQ(table_->Usage().wiped_bytes, 10 * kMiB);
   const AllocationGrant again = table_->Allocate(secret_, "uid:2", 10 * kMiB).value();
-  const UniqueFd other = table_->Redeem(again.manager_ticket, Ourselves(), UniqueFd()).value();
+  const UniqueFd other = table_->Redeem(again.manager_ticket, Ourselves(), UniqueFd()).value().fd;
   const Mapping mapping = Mapping::Map(other.get(), again.bytes, Mapping::kReadOnly).value();
   EXPECT_EQ(mapping.data()[123], std::byte{0});
 }
@@ -107,7 +107,7 @@ TEST_F(BufferTableTest, ReleasedMemoryComesBackZeroed) {
 TEST_F(BufferTableTest, MemoryThatAReaderMapsIsNotCountedAsFree) {
   const AllocationGrant grant = Sealed(6 * kMiB);
   const std::string ticket = table_->IssueTicket(secret_, grant.id, -1).value();
-  UniqueFd fd = table_->Redeem(ticket, Peer(7), UniqueFd()).value();
+  UniqueFd fd = table_->Redeem(ticket, Peer(7), UniqueFd()).value().fd;
   std::optional<Mapping> mapping = Mapping::Map(fd.get(), grant.bytes, Mapping::kReadOnly).value();
   fd.reset();  // The mapping alone holds it now.
   ASSERT_TRUE(table_->Release(secret_, grant.id).ok());
@@ -138,8 +138,8 @@ TEST_F(BufferTableTest, ClientTicketsAreForTheirUidAndOnlyReadable) {
   for (int i = 0; i < 3; ++i) {  // A client may come again.
     const auto fd = table_->Redeem(ticket, Peer(1000), UniqueFd());
     ASSERT_TRUE(fd.ok()) << fd.status();
-    EXPECT_TRUE(Mapping::Map(fd->get(), grant.bytes, Mapping::kReadOnly).ok());
-    EXPECT_EQ(Mapping::Map(fd->get(), grant.bytes, Mapping::kReadWrite).status().code(),
+    EXPECT_TRUE(Mapping::Map(fd->fd.get(), grant.bytes, Mapping::kReadOnly).ok());
+    EXPECT_EQ(Mapping::Map(fd->fd.get(), grant.bytes, Mapping::kReadWrite).status().code(),
               absl::StatusCode::kPermissionDenied);
   }
 }
@@ -150,13 +150,13 @@ TEST_F(BufferTableTest, SealForbidsNewWritersAndKeepsTheOldOne) {
   const std::string client = table_->IssueTicket(secret_, grant.id, -1).value();
   EXPECT_EQ(table_->Redeem(client, Peer(1), UniqueFd()).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  const UniqueFd fd = table_->Redeem(grant.manager_ticket, Ourselves(), UniqueFd()).value();
+  const UniqueFd fd = table_->Redeem(grant.manager_ticket, Ourselves(), UniqueFd()).value().fd;
   const Mapping writer = Mapping::Map(fd.get(), grant.bytes, Mapping::kReadWrite).value();
   ASSERT_TRUE(table_->Seal(secret_, grant.id).ok());
   EXPECT_TRUE(table_->Seal(secret_, grant.id).ok());  // Idempotent.
   EXPECT_FALSE(Mapping::Map(fd.get(), grant.bytes, Mapping::kReadWrite).ok());
   writer.data()[1] = std::byte{9};
-  const UniqueFd read = table_->Redeem(client, Peer(1), UniqueFd()).value();
+  const UniqueFd read = table_->Redeem(client, Peer(1), UniqueFd()).value().fd;
   EXPECT_EQ(Mapping::Map(read.get(), grant.bytes, Mapping::kReadOnly)->data()[1], std::byte{9});
   EXPECT_TRUE(CheckSizeSealed(read.get()).ok());
 }
@@ -253,6 +253,7 @@ class FailingMemory : public DeviceMemory {
   std::string device_uuid() const override { return "failing"; }
   bool pinned() const override { return false; }
   uint64_t allocation_unit_bytes() const override { return 4096; }
+  uint64_t overhead_bytes() const override { return 0; }
   absl::StatusOr<std::unique_ptr<DeviceAllocation>> Allocate(const std::string& /*name*/,
                                                              uint64_t /*bytes*/) override {
     return absl::ResourceExhaustedError("the device has no memory left");

@@ -12,13 +12,14 @@
 #include <filesystem>
 
 #include "storage/base/check.h"
+#include "tests/program_path.h"
 
 namespace wavekv {
 namespace {
 
 std::vector<std::string> WavebufferdArguments(const std::string& socket,
                                               const std::vector<std::string>& flags) {
-  std::vector<std::string> arguments = {WAVEBUFFERD_PATH, "--listen=unix:" + socket};
+  std::vector<std::string> arguments = {ProgramPath("wavebufferd"), "--listen=unix:" + socket};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   return arguments;
 }

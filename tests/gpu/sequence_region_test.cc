@@ -31,8 +31,8 @@ ModelShape Shape(uint32_t key_dim = 64, uint32_t value_dim = 64, DType dtype = D
   return shape;
 }
 
-HostStagerOptions Options(uint64_t cache_bytes, uint32_t staging_tokens) {
-  HostStagerOptions options;
+BufferStagerOptions Options(uint64_t cache_bytes, uint32_t staging_tokens) {
+  BufferStagerOptions options;
   options.cache_bytes_min = cache_bytes;
   options.cache_bytes_max = cache_bytes;
   options.staging_tokens = staging_tokens;
@@ -42,13 +42,14 @@ HostStagerOptions Options(uint64_t cache_bytes, uint32_t staging_tokens) {
 // A region in a memfd, and a reader's mapping of the same.
 class Harness {
  public:
-  Harness(const ModelShape& shape, const HostStagerOptions& options)
+  Harness(const ModelShape& shape, const BufferStagerOptions& options)
       : shape_(shape), layout_(PlanRegion(shape, 1 << 16, options)) {
     const uint64_t bytes = TenantBuffer::BytesMin(4) + layout_.region_bytes;
     const UniqueFd fd = CreateMemfd("sequence_region_test", bytes).value();
     reader_ = Mapping::Map(fd.get(), bytes, Mapping::kReadOnly).value();
-    buffer_ =
-        TenantBuffer::Create(Mapping::Map(fd.get(), bytes, Mapping::kReadWrite).value(), 4).value();
+    buffer_ = TenantBuffer::Create(
+                  MapHostBuffer(Mapping::Map(fd.get(), bytes, Mapping::kReadWrite).value()), 4)
+                  .value();
     region_ = SequenceRegion::Create(buffer_, kSequence, shape.kv_head_count, layout_,
                                      std::make_shared<std::atomic<uint64_t>>(0))
                   .value();

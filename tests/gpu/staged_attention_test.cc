@@ -5,13 +5,18 @@
 
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/session.h"
 #include "tests/gpu/child_process.h"
+#include "tests/gpu/test_backend.h"
+#include "tests/program_path.h"
 
 namespace wavekv {
 namespace {
@@ -42,15 +47,26 @@ double MaxDifference(const std::vector<float>& a, const std::vector<float>& b) {
   return most;
 }
 
-class StagedAttentionTest : public ::testing::Test {
+// No driver, no context.
+bool HasLoadedCuda(pid_t pid) {
+  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
+  std::stringstream text;
+  text << maps.rdbuf();
+  EXPECT_THAT(text.str(), testing::HasSubstr("wavekvd"));
+  return text.str().find("libcuda") != std::string::npos;
+}
+
+class StagedAttentionTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     SCOPED_TRACE(testing::Message() << "seed " << seed_);
     StartWavebufferd();
     wavekvd_ = std::make_unique<ChildProcess>(std::vector<std::string>{
-        WAVEKVD_PATH, "--listen=unix:" + directory_.path() + "/wavekvd.sock", "--pool_bytes=256MiB",
-        "--wave_buffer=" + wavebufferd_->address(), "--wave_buffer_bytes=32MiB"});
+        ProgramPath("wavekvd"), "--listen=unix:" + directory_.path() + "/wavekvd.sock",
+        "--pool_bytes=256MiB", "--wave_buffer=" + wavebufferd_->address(),
+        "--wave_buffer_bytes=32MiB"});
     ASSERT_FALSE(wavekvd_->WaitForLine("event=ready").empty()) << wavekvd_->output();
+    EXPECT_FALSE(HasLoadedCuda(wavekvd_->pid()));  // Nobody has asked for a wave buffer yet.
     auto session =
         client::Session::Connect({.address = "unix:" + directory_.path() + "/wavekvd.sock"});
     ASSERT_TRUE(session.ok()) << session.status();
@@ -59,8 +75,8 @@ class StagedAttentionTest : public ::testing::Test {
   }
 
   void StartWavebufferd() {
-    wavebufferd_ = std::make_unique<WavebufferdProcess>(
-        directory_.path(), std::vector<std::string>{"--bytes_max=64MiB"});
+    wavebufferd_ =
+        std::make_unique<WavebufferdProcess>(directory_.path(), backend_.Flags(uint64_t{64} << 20));
     ASSERT_TRUE(wavebufferd_->ready()) << wavebufferd_->process().output();
   }
 
@@ -100,6 +116,7 @@ class StagedAttentionTest : public ::testing::Test {
 
   const uint64_t seed_ = std::random_device{}();
   std::mt19937_64 random_{seed_};
+  const TestBackend backend_{GetParam()};
   TempDir directory_;
   std::unique_ptr<WavebufferdProcess> wavebufferd_;
   std::unique_ptr<ChildProcess> wavekvd_;
@@ -107,7 +124,10 @@ class StagedAttentionTest : public ::testing::Test {
   std::unique_ptr<client::Sequence> sequence_;
 };
 
-TEST_F(StagedAttentionTest, EqualsWhatTheDaemonAnswers) {
+INSTANTIATE_TEST_SUITE_P(Backends, StagedAttentionTest, ::testing::Values("host", "cuda"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(StagedAttentionTest, EqualsWhatTheDaemonAnswers) {
   SCOPED_TRACE(testing::Message() << "seed " << seed_);
   const std::vector<std::vector<float>> queries = {RandomQuery(), RandomQuery(), RandomQuery()};
   for (int round = 0; round < 30; ++round) {
@@ -123,7 +143,12 @@ TEST_F(StagedAttentionTest, EqualsWhatTheDaemonAnswers) {
   }
 }
 
-TEST_F(StagedAttentionTest, WorkingSetBecomesHits) {
+TEST_P(StagedAttentionTest, DriverIsLoadedForAGpuAlone) {
+  ASSERT_TRUE(Staged(0, RandomQuery()).ok());
+  EXPECT_EQ(HasLoadedCuda(wavekvd_->pid()), backend_.cuda());
+}
+
+TEST_P(StagedAttentionTest, WorkingSetBecomesHits) {
   const std::vector<float> query = RandomQuery();
   const auto cold = Staged(0, query);
   ASSERT_TRUE(cold.ok()) << cold.status();
@@ -140,7 +165,7 @@ TEST_F(StagedAttentionTest, WorkingSetBecomesHits) {
   EXPECT_EQ(warm.cache_hit_blocks, blocks);
 }
 
-TEST_F(StagedAttentionTest, DeadWavebufferdCostsTheStagedPathOnly) {
+TEST_P(StagedAttentionTest, DeadWavebufferdCostsTheStagedPathOnly) {
   SCOPED_TRACE(testing::Message() << "seed " << seed_);
   const std::vector<float> query = RandomQuery();
   const auto before = Staged(0, query);

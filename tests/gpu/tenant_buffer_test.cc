@@ -16,40 +16,47 @@ namespace {
 
 using ::testing::HasSubstr;
 
-absl::StatusOr<std::shared_ptr<TenantBuffer>> MakeBuffer(uint64_t bytes, uint32_t regions_max) {
-  const absl::StatusOr<UniqueFd> fd = CreateMemfd("tenant_buffer_test", bytes);
-  if (!fd.ok()) return fd.status();
-  absl::StatusOr<Mapping> mapping = Mapping::Map(fd->get(), bytes, Mapping::kReadWrite);
-  if (!mapping.ok()) return mapping.status();
-  return TenantBuffer::Create(*std::move(mapping), regions_max);
-}
+// A buffer in a memfd, and a reader's mapping of the same.
+class TenantBufferTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<std::shared_ptr<TenantBuffer>> MakeBuffer(uint64_t bytes, uint32_t regions_max) {
+    const UniqueFd fd = CreateMemfd("tenant_buffer_test", bytes).value();
+    reader_ = Mapping::Map(fd.get(), bytes, Mapping::kReadOnly).value();
+    return TenantBuffer::Create(
+        MapHostBuffer(Mapping::Map(fd.get(), bytes, Mapping::kReadWrite).value()), regions_max);
+  }
 
-const DirectoryEntry* Directory(const TenantBuffer& buffer) {
-  const auto* header = reinterpret_cast<const BufferHeader*>(buffer.data());
-  return reinterpret_cast<const DirectoryEntry*>(buffer.data() + header->directory_offset);
-}
+  const BufferHeader* Header() const {
+    return reinterpret_cast<const BufferHeader*>(reader_.data());
+  }
+  const DirectoryEntry* Directory() const {
+    return reinterpret_cast<const DirectoryEntry*>(reader_.data() + Header()->directory_offset);
+  }
 
-TEST(TenantBufferTest, HeaderSaysWhatIsThere) {
+  Mapping reader_;
+};
+
+TEST_F(TenantBufferTest, HeaderSaysWhatIsThere) {
   const auto buffer = MakeBuffer(1 << 20, 100);
   ASSERT_TRUE(buffer.ok()) << buffer.status();
-  const auto* header = reinterpret_cast<const BufferHeader*>((*buffer)->data());
+  const BufferHeader* const header = Header();
   EXPECT_EQ(header->magic, kBufferMagic);
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(header), 8), "WAVEBUF1");
   EXPECT_EQ(header->version, 1u);
   EXPECT_EQ(header->directory_entries, 100u);
   EXPECT_EQ(header->buffer_bytes, 1u << 20);
   EXPECT_EQ(header->state.load(), kBufferLive);
-  (*buffer)->Close();
+  EXPECT_TRUE((*buffer)->Close().ok());
   EXPECT_EQ(header->state.load(), kBufferClosed);
 }
 
-TEST(TenantBufferTest, TooSmallIsRefused) {
+TEST_F(TenantBufferTest, TooSmallIsRefused) {
   const auto buffer = MakeBuffer(8192, 1000);
   EXPECT_EQ(buffer.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(buffer.status().message()), HasSubstr("8192"));
 }
 
-TEST(TenantBufferTest, FullDirectoryIsRefused) {
+TEST_F(TenantBufferTest, FullDirectoryIsRefused) {
   const auto buffer = MakeBuffer(1 << 20, 2);
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   ASSERT_TRUE((*buffer)->Carve(4096).ok());
@@ -62,7 +69,7 @@ TEST(TenantBufferTest, FullDirectoryIsRefused) {
 
 // Regions come and go at random; none overlaps another, all are page aligned, and once all are
 // back, one region may take everything again.
-TEST(TenantBufferTest, RegionsNeverOverlap) {
+TEST_F(TenantBufferTest, RegionsNeverOverlap) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
@@ -76,8 +83,8 @@ TEST(TenantBufferTest, RegionsNeverOverlap) {
     if (!live.empty() && random() % 2 == 0) {
       auto it = live.begin();
       std::advance(it, static_cast<int64_t>(random() % live.size()));
-      buffer.Withdraw(it->second);
-      EXPECT_EQ(Directory(buffer)[it->second.directory_idx].sequence_id.load(), 0u);
+      ASSERT_TRUE(buffer.Withdraw(it->second).ok());
+      EXPECT_EQ(Directory()[it->second.directory_idx].sequence_id.load(), 0u);
       buffer.Return(it->second);
       live.erase(it);
       continue;
@@ -100,8 +107,8 @@ TEST(TenantBufferTest, RegionsNeverOverlap) {
       const RegionPlace& before = std::prev(next)->second;
       ASSERT_LE(before.offset + before.bytes, place->offset);
     }
-    buffer.Announce(*place, SequenceId(next_sequence));
-    const DirectoryEntry& entry = Directory(buffer)[place->directory_idx];
+    ASSERT_TRUE(buffer.Announce(*place, SequenceId(next_sequence)).ok());
+    const DirectoryEntry& entry = Directory()[place->directory_idx];
     ASSERT_EQ(entry.sequence_id.load(), next_sequence);
     ASSERT_EQ(entry.region_offset, place->offset);
     ++next_sequence;

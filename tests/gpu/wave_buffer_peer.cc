@@ -1,6 +1,7 @@
 // A process on its own that the tests start, to be killed, stopped or refused.
 //   manage ADDRESS BYTES        holds a tenant's buffer of so many bytes until it is killed
 //   fetch UID SOCKET TICKET     becomes UID, takes the ticket (hex) there and says what happened
+//   hold UUID SOCKET TICKET BYTES  maps so many bytes of a buffer on that GPU until it is killed
 //   read UID SOCKET TICKET BYTES  the same, then prints a checksum of the first BYTES of the buffer
 #include <unistd.h>
 
@@ -9,7 +10,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
-#include "gpu/host_stager.h"
+#include "client/gpu/device_reader.h"
+#include "gpu/buffer_stager.h"
 #include "storage/base/descriptor_protocol.h"
 #include "storage/base/shared_memory.h"
 #include "tests/gpu/child_process.h"
@@ -24,7 +26,7 @@ int Say(const absl::Status& status) {
 }
 
 int Manage(const std::string& address, uint64_t bytes) {
-  HostStagerOptions options;
+  BufferStagerOptions options;
   options.tenant_buffer_bytes = bytes;
   options.heartbeat_ms = 50;
   auto stager = ConnectWaveBuffer(address, options);
@@ -52,6 +54,18 @@ int Fetch(uint32_t uid, const std::string& socket, const std::string& ticket, ui
   return Say(absl::OkStatus());
 }
 
+int Hold(const std::string& uuid, const std::string& socket, const std::string& ticket,
+         uint64_t bytes) {
+  absl::StatusOr<HeldDescriptor> held =
+      FetchHeldDescriptor(socket, absl::HexStringToBytes(ticket), kWait);
+  if (!held.ok()) return Say(held.status());
+  const auto reader = client::DeviceReader::Open(uuid, *std::move(held), bytes);
+  if (!reader.ok()) return Say(reader.status());
+  std::printf("holding\n");
+  std::fflush(stdout);
+  while (true) ::pause();
+}
+
 int Main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   uint64_t bytes = 0;
@@ -65,6 +79,9 @@ int Main(int argc, char** argv) {
   if (mode == "read" && argc == 6 && absl::SimpleAtoi(argv[2], &uid) &&
       absl::SimpleAtoi(argv[5], &bytes)) {
     return Fetch(uid, argv[3], argv[4], bytes);
+  }
+  if (mode == "hold" && argc == 6 && absl::SimpleAtoi(argv[5], &bytes)) {
+    return Hold(argv[2], argv[3], argv[4], bytes);
   }
   std::fprintf(stderr, "usage: see the top of wave_buffer_peer.cc\n");
   return 2;

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "gpu/buffer_client.h"
 #include "gpu/buffer_layout.h"
-#include "gpu/host_stager.h"
+#include "gpu/buffer_stager.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/rpc/status_conversion.h"
@@ -24,6 +24,7 @@
 #include "storage/base/shared_memory.h"
 #include "tests/gpu/child_process.h"
 #include "tests/gpu/stage_rows.h"
+#include "tests/program_path.h"
 
 namespace wavekv {
 namespace {
@@ -33,13 +34,13 @@ using ::testing::HasSubstr;
 constexpr uint64_t kBufferBytes = uint64_t{4} << 20;
 
 std::vector<std::string> Wavebufferd(const std::vector<std::string>& flags) {
-  std::vector<std::string> arguments = {WAVEBUFFERD_PATH};
+  std::vector<std::string> arguments = {ProgramPath("wavebufferd")};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   return arguments;
 }
 
-HostStagerOptions StagerOptions() {
-  HostStagerOptions options;
+BufferStagerOptions StagerOptions() {
+  BufferStagerOptions options;
   options.tenant_buffer_bytes = kBufferBytes;
   options.heartbeat_ms = 50;
   return options;
@@ -127,7 +128,7 @@ TEST_F(WavebufferdTest, StopsOnSigtermAndStartsAgain) {
 
 TEST_F(WavebufferdTest, KilledManagersCostNothing) {
   for (int round = 0; round < 20; ++round) {
-    ChildProcess manager({WAVE_BUFFER_PEER_PATH, "manage", wavebufferd_.address(),
+    ChildProcess manager({ProgramPath("wave_buffer_peer"), "manage", wavebufferd_.address(),
                           absl::StrCat(uint64_t{48} << 20)});
     ASSERT_FALSE(manager.WaitForLine("holding").empty()) << manager.output();
     EXPECT_EQ(BytesUsed(), uint64_t{48} << 20);
@@ -139,8 +140,8 @@ TEST_F(WavebufferdTest, KilledManagersCostNothing) {
 }
 
 TEST_F(WavebufferdTest, StoppedManagerKeepsWhatItMaps) {
-  ChildProcess manager(
-      {WAVE_BUFFER_PEER_PATH, "manage", wavebufferd_.address(), absl::StrCat(kBufferBytes)});
+  ChildProcess manager({ProgramPath("wave_buffer_peer"), "manage", wavebufferd_.address(),
+                        absl::StrCat(kBufferBytes)});
   ASSERT_FALSE(manager.WaitForLine("holding").empty()) << manager.output();
   manager.Signal(SIGSTOP);
   ASSERT_FALSE(wavebufferd_.process().WaitForLine("event=manager_stalled").empty());
@@ -181,8 +182,9 @@ TEST_F(WavebufferdTest, AnotherProcessReadsWhatWasStaged) {
   ASSERT_TRUE(fd.ok()) << fd.status();
   const auto mapping = Mapping::Map(fd->get(), access->buffer_bytes, Mapping::kReadOnly);
   ASSERT_TRUE(mapping.ok()) << mapping.status();
-  ChildProcess reader({WAVE_BUFFER_PEER_PATH, "read", absl::StrCat(::getuid()), access->socket,
-                       absl::BytesToHexString(access->ticket), absl::StrCat(access->buffer_bytes)});
+  ChildProcess reader({ProgramPath("wave_buffer_peer"), "read", absl::StrCat(::getuid()),
+                       access->socket, absl::BytesToHexString(access->ticket),
+                       absl::StrCat(access->buffer_bytes)});
   EXPECT_EQ(reader.WaitForExit(), 0);
   EXPECT_THAT(reader.output(),
               testing::AllOf(HasSubstr("writable=PERMISSION_DENIED"),
@@ -198,10 +200,10 @@ TEST_F(WavebufferdTest, TicketOfAnotherUidIsUnknown) {
   const auto access = (*stager)->Access("them", 4001);
   ASSERT_TRUE(access.ok()) << access.status();
   const std::string ticket = absl::BytesToHexString(access->ticket);
-  ChildProcess owner({WAVE_BUFFER_PEER_PATH, "fetch", "4001", access->socket, ticket});
+  ChildProcess owner({ProgramPath("wave_buffer_peer"), "fetch", "4001", access->socket, ticket});
   EXPECT_EQ(owner.WaitForExit(), 0) << owner.output();
   EXPECT_THAT(owner.output(), HasSubstr("writable=PERMISSION_DENIED"));
-  ChildProcess thief({WAVE_BUFFER_PEER_PATH, "fetch", "4002", access->socket, ticket});
+  ChildProcess thief({ProgramPath("wave_buffer_peer"), "fetch", "4002", access->socket, ticket});
   EXPECT_EQ(thief.WaitForExit(), 1);
   EXPECT_THAT(thief.output(), HasSubstr("NOT_FOUND: unknown ticket"));
 }
@@ -233,7 +235,7 @@ TEST(WavebufferdFlagsTest, BadOnesAreNamed) {
     std::string names;
   };
   const Row rows[] = {
-      {{listen, "--backend=cuda"}, 2, "expected one that this build has: host"},
+      {{listen, "--backend=vulkan"}, 2, "expected host or cuda"},
       {{"--listen=127.0.0.1:70"}, 2, "descriptors cannot be passed over a network"},
       {{"--listen=unix:relative"}, 2, "relative"},
       {{listen, "--bytes_max=0"}, 2, "--bytes_max is 0 bytes"},

@@ -1,18 +1,21 @@
 #include "tests/integration/daemons.h"
 
 #include <chrono>
-#include <filesystem>
+#include <cstdlib>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/status_macros.h"
+#include "tests/gpu/driver/use_fake_cuda.h"
 
 namespace wavekv::integration {
 namespace {
 
 // Of a machine that builds at the same time.
 constexpr std::chrono::seconds kStartTimeout(60);
+constexpr uint64_t kContextBytesMax = uint64_t{1} << 30;  // Of wavebufferd on a GPU.
 
 absl::StatusOr<std::unique_ptr<Process>> StartAndWait(const ProcessOptions& options) {
   WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<Process> process, Process::Start(options));
@@ -23,14 +26,6 @@ absl::StatusOr<std::unique_ptr<Process>> StartAndWait(const ProcessOptions& opti
 }
 
 }  // namespace
-
-std::string ProgramPath(const std::string& name) {
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::filesystem::path beside = self.parent_path() / name;
-  if (!error && std::filesystem::is_regular_file(beside, error)) return beside.string();
-  return absl::StrCat(WAVEKV_BIN_DIR, "/", name);
-}
 
 Daemons::Daemons(std::unique_ptr<TempDir> directory, const DaemonOptions& options)
     : directory_(std::move(directory)), options_(options) {}
@@ -66,10 +61,14 @@ std::string Daemons::WaveBufferAddress() const {
 }
 
 absl::Status Daemons::StartWavebufferd() {
+  const char* const wanted = std::getenv("WAVEKV_TEST_BACKEND");
+  const std::string backend = wanted == nullptr ? "host" : wanted;
+  if (backend == "cuda") (void)UseFakeCuda();
+  const uint64_t context_bytes = backend == "cuda" ? kContextBytesMax : 0;
   ProcessOptions process;
-  process.argv = {ProgramPath("wavebufferd"), "--backend=host",
+  process.argv = {ProgramPath("wavebufferd"), absl::StrCat("--backend=", backend),
                   absl::StrCat("--listen=", WaveBufferAddress()),
-                  absl::StrCat("--bytes_max=", options_.wave_buffer_bytes)};
+                  absl::StrCat("--bytes_max=", options_.wave_buffer_bytes + context_bytes)};
   WAVEKV_ASSIGN_OR_RETURN(wavebufferd_, StartAndWait(process));
   return absl::OkStatus();
 }

@@ -9,11 +9,14 @@
 
 #include "absl/status/statusor.h"
 #include "tests/integration/process.h"
+#include "tests/program_path.h"
 
 namespace wavekv::integration {
 
 struct DaemonOptions {
-  bool wave_buffer = true;  // Start a wavebufferd and attach it.
+  // Start a wavebufferd and attach it: host memory's, or a GPU's (the fake driver's, but for
+  // WAVEKV_TEST_GPU=1) where the environment says WAVEKV_TEST_BACKEND=cuda.
+  bool wave_buffer = true;
   uint64_t pool_bytes = 512ull << 20;
   uint64_t wave_buffer_bytes = 256ull << 20;
   std::vector<std::string> wavekvd_flags;  // Added after ours.
@@ -51,8 +54,5 @@ class Daemons {
   std::unique_ptr<Process> wavebufferd_;
   std::unique_ptr<Process> wavekvd_;
 };
-
-// The path of a program of ours: beside the running one, or where the build puts them.
-std::string ProgramPath(const std::string& name);
 
 }  // namespace wavekv::integration

@@ -1,4 +1,4 @@
-#include "gpu/host_stager.h"
+#include "gpu/buffer_stager.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -16,6 +16,7 @@
 #include "storage/base/shared_memory.h"
 #include "tests/gpu/child_process.h"
 #include "tests/gpu/stage_rows.h"
+#include "tests/gpu/test_backend.h"
 
 namespace wavekv {
 namespace {
@@ -37,8 +38,8 @@ ModelShape Shape() {
   return shape;
 }
 
-HostStagerOptions SmallOptions() {
-  HostStagerOptions options;
+BufferStagerOptions SmallOptions() {
+  BufferStagerOptions options;
   options.tenant_buffer_bytes = uint64_t{8} << 20;
   options.cache_bytes_min = 64 << 10;
   options.staging_tokens = 512;
@@ -46,34 +47,43 @@ HostStagerOptions SmallOptions() {
   return options;
 }
 
-// What one process of a client sees: the tenant's buffer, mapped through a client's ticket.
-absl::StatusOr<Mapping> MapAsClient(Stager* stager, const TenantId& tenant = kTenant) {
+constexpr uint64_t kLentBytes = uint64_t{64} << 20;
+
+// What one process of a client sees: the tenant's buffer, through a client's ticket.
+absl::StatusOr<ClientView> MapAsClient(Stager* stager, const TenantId& tenant = kTenant) {
   absl::StatusOr<WaveBufferAccess> access = stager->Access(tenant, ::getuid());
   if (!access.ok()) return access.status();
-  absl::StatusOr<UniqueFd> fd = FetchDescriptor(access->socket, access->ticket, kWait);
-  if (!fd.ok()) return fd.status();
-  return Mapping::Map(fd->get(), access->buffer_bytes, Mapping::kReadOnly);
+  return ClientView::Open(*access);
 }
 
-class HostStagerTest : public ::testing::Test {
+class BufferStagerTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     ASSERT_TRUE(wavebufferd_.ready()) << wavebufferd_.process().output();
     Connect(SmallOptions());
   }
-  void Connect(const HostStagerOptions& options) {
+  void Connect(const BufferStagerOptions& options) {
     stager_.reset();
     auto stager = ConnectWaveBuffer(wavebufferd_.address(), options);
     ASSERT_TRUE(stager.ok()) << stager.status();
     stager_ = *std::move(stager);
   }
 
+  const TestBackend backend_{GetParam()};
   TempDir directory_;
-  WavebufferdProcess wavebufferd_{directory_.path(), {"--bytes_max=64MiB", "--lease_ms=500"}};
+  WavebufferdProcess wavebufferd_{directory_.path(), backend_.Flags(kLentBytes)};
   std::unique_ptr<Stager> stager_;
 };
 
-TEST_F(HostStagerTest, ClientReadsTheRowsItWasPromised) {
+INSTANTIATE_TEST_SUITE_P(Backends, BufferStagerTest, ::testing::Values("host", "cuda"),
+                         [](const auto& info) { return info.param; });
+
+// What only memfds can promise.
+using BufferStagerHostTest = BufferStagerTest;
+INSTANTIATE_TEST_SUITE_P(Backends, BufferStagerHostTest, ::testing::Values("host"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(BufferStagerTest, ClientReadsTheRowsItWasPromised) {
   const ModelShape shape = Shape();
   ASSERT_TRUE(stager_->AttachSequence(kTenant, kSequence, shape, 4096).ok());
   std::vector<StageHead> heads(shape.kv_head_count);
@@ -123,7 +133,7 @@ std::vector<StageHead> HeadsOf(const ModelShape& shape, uint32_t first, uint32_t
   return heads;
 }
 
-TEST_F(HostStagerTest, WorkingSetWarmsUp) {
+TEST_P(BufferStagerTest, WorkingSetWarmsUp) {
   const ModelShape shape = Shape();
   ASSERT_TRUE(stager_->AttachSequence(kTenant, kSequence, shape, 4096).ok());
   const std::vector<StageHead> heads = HeadsOf(shape, 0, 6);
@@ -146,12 +156,13 @@ TEST_F(HostStagerTest, WorkingSetWarmsUp) {
   const WaveBufferStatus status = stager_->Status()[0];
   EXPECT_EQ(status.hit_blocks, 24u);
   EXPECT_EQ(status.miss_blocks, 24u);
-  EXPECT_EQ(status.backend, "host");
+  EXPECT_EQ(status.backend, GetParam());
   EXPECT_TRUE(status.connected);
-  EXPECT_EQ(status.bytes_max, uint64_t{64} << 20);
+  EXPECT_EQ(status.pinned, backend_.cuda());
+  EXPECT_EQ(status.bytes_max, backend_.LimitFor(kLentBytes));
 }
 
-TEST_F(HostStagerTest, TouchWarmsUpToo) {
+TEST_P(BufferStagerTest, TouchWarmsUpToo) {
   const ModelShape shape = Shape();
   ASSERT_TRUE(stager_->AttachSequence(kTenant, kSequence, shape, 4096).ok());
   const std::vector<StageHead> heads = HeadsOf(shape, 0, 3);
@@ -161,7 +172,7 @@ TEST_F(HostStagerTest, TouchWarmsUpToo) {
 }
 
 // Layers and sequences share nothing: what one stages, another's step does not disturb.
-TEST_F(HostStagerTest, SequencesDoNotMix) {
+TEST_P(BufferStagerTest, SequencesDoNotMix) {
   const ModelShape shape = Shape();
   const SequenceId other(kSequence.value() + 1);
   ASSERT_TRUE(stager_->AttachSequence(kTenant, kSequence, shape, 4096).ok());
@@ -187,7 +198,7 @@ TEST_F(HostStagerTest, SequencesDoNotMix) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(HostStagerTest, TenantsHaveBuffersOfTheirOwn) {
+TEST_P(BufferStagerTest, TenantsHaveBuffersOfTheirOwn) {
   const ModelShape shape = Shape();
   ASSERT_TRUE(stager_->AttachSequence("alice", kSequence, shape, 4096).ok());
   const auto step = stager_->Stage(kSequence, 0, 0, HeadsOf(shape, 0, 4));
@@ -200,7 +211,7 @@ TEST_F(HostStagerTest, TenantsHaveBuffersOfTheirOwn) {
                           bob->data() + bob->bytes(), zero));
 }
 
-TEST_F(HostStagerTest, RegionsComeBackWhenSequencesGo) {
+TEST_P(BufferStagerTest, RegionsComeBackWhenSequencesGo) {
   const ModelShape shape = Shape();
   for (uint64_t i = 0; i < 200; ++i) {  // Far more than fit at a time.
     const SequenceId sequence(kSequence.value() + i);
@@ -212,7 +223,7 @@ TEST_F(HostStagerTest, RegionsComeBackWhenSequencesGo) {
   }
 }
 
-TEST_F(HostStagerTest, FullBufferNamesSizeAndFlags) {
+TEST_P(BufferStagerTest, FullBufferNamesSizeAndFlags) {
   const ModelShape shape = Shape();
   absl::Status status;
   uint64_t attached = 0;
@@ -231,15 +242,15 @@ TEST_F(HostStagerTest, FullBufferNamesSizeAndFlags) {
   EXPECT_TRUE(stager_->Stage(kSequence, 0, 0, HeadsOf(shape, 0, 1)).ok());
 }
 
-TEST_F(HostStagerTest, AttachingTwiceIsRefused) {
+TEST_P(BufferStagerTest, AttachingTwiceIsRefused) {
   ASSERT_TRUE(stager_->AttachSequence(kTenant, kSequence, Shape(), 4096).ok());
   EXPECT_EQ(stager_->AttachSequence(kTenant, kSequence, Shape(), 4096).code(),
             absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(stager_->Touch(kSequence, 0, {}).ok());
 }
 
-TEST_F(HostStagerTest, TenantOverTheLimitIsRefused) {
-  HostStagerOptions options = SmallOptions();
+TEST_P(BufferStagerTest, TenantOverTheLimitIsRefused) {
+  BufferStagerOptions options = SmallOptions();
   options.tenant_buffer_bytes = uint64_t{40} << 20;
   Connect(options);
   ASSERT_TRUE(stager_->AttachSequence("alice", kSequence, Shape(), 4096).ok());
@@ -250,8 +261,8 @@ TEST_F(HostStagerTest, TenantOverTheLimitIsRefused) {
 }
 
 // A tenant that has no sequence keeps nobody else out.
-TEST_F(HostStagerTest, IdleBuffersMakeRoomForOthers) {
-  HostStagerOptions options = SmallOptions();
+TEST_P(BufferStagerTest, IdleBuffersMakeRoomForOthers) {
+  BufferStagerOptions options = SmallOptions();
   options.tenant_buffer_bytes = uint64_t{40} << 20;
   Connect(options);
   const auto first = stager_->Access("alice", ::getuid());
@@ -266,8 +277,8 @@ TEST_F(HostStagerTest, IdleBuffersMakeRoomForOthers) {
   EXPECT_TRUE(again.ok()) << again.status();
 }
 
-TEST_F(HostStagerTest, LongSequenceGetsASmallerShareRatherThanNone) {
-  HostStagerOptions options = SmallOptions();
+TEST_P(BufferStagerTest, LongSequenceGetsASmallerShareRatherThanNone) {
+  BufferStagerOptions options = SmallOptions();
   Connect(options);
   // 5 % of its payload alone are more than the whole buffer.
   const absl::Status attached = stager_->AttachSequence(kTenant, kSequence, Shape(), 1 << 20);
@@ -275,7 +286,7 @@ TEST_F(HostStagerTest, LongSequenceGetsASmallerShareRatherThanNone) {
   EXPECT_TRUE(stager_->Stage(kSequence, 0, 0, HeadsOf(Shape(), 0, 4)).ok());
 }
 
-TEST_F(HostStagerTest, ClientMapsReadOnly) {
+TEST_P(BufferStagerHostTest, ClientMapsReadOnly) {
   const auto access = stager_->Access(kTenant, ::getuid());
   ASSERT_TRUE(access.ok()) << access.status();
   const auto fd = FetchDescriptor(access->socket, access->ticket, kWait);
@@ -294,13 +305,13 @@ TEST_F(HostStagerTest, ClientMapsReadOnly) {
   EXPECT_NE(::ftruncate(fd->get(), 1), 0);
 }
 
-TEST_F(HostStagerTest, DeadWavebufferdIsUnavailableAndComesBackCold) {
+TEST_P(BufferStagerTest, DeadWavebufferdIsUnavailableAndComesBackCold) {
   const ModelShape shape = Shape();
   ASSERT_TRUE(stager_->AttachSequence(kTenant, kSequence, shape, 4096).ok());
   const std::vector<StageHead> heads = HeadsOf(shape, 0, 4);
   auto before = stager_->Stage(kSequence, 0, 0, heads);
   ASSERT_TRUE(before.ok()) << before.status();
-  const auto old_client = MapAsClient(stager_.get());
+  auto old_client = MapAsClient(stager_.get());
   ASSERT_TRUE(old_client.ok()) << old_client.status();
 
   wavebufferd_.process().Kill();
@@ -322,7 +333,7 @@ TEST_F(HostStagerTest, DeadWavebufferdIsUnavailableAndComesBackCold) {
                          heads[0].retrieved, 4),
             "");
 
-  WavebufferdProcess again(directory_.path(), {"--bytes_max=64MiB"});
+  WavebufferdProcess again(directory_.path(), backend_.Flags(kLentBytes));
   ASSERT_TRUE(again.ready()) << again.process().output();
   absl::StatusOr<StagedStep> after;
   ASSERT_TRUE(WaitUntil([&] {
@@ -338,22 +349,24 @@ TEST_F(HostStagerTest, DeadWavebufferdIsUnavailableAndComesBackCold) {
                            after->heads[h].retrieved, heads[h].retrieved, 4),
               "");
   }
+  ASSERT_TRUE(old_client->Refresh().ok());
   const auto* old_header = reinterpret_cast<const BufferHeader*>(old_client->data());
   EXPECT_EQ(old_header->state.load(), kBufferClosed);
 }
 
-TEST_F(HostStagerTest, ManyThreadsOneBuffer) {
+TEST_P(BufferStagerTest, ManyThreadsOneBuffer) {
   const ModelShape shape = Shape();
   constexpr uint64_t kThreads = 4;
+  const int rounds = backend_.cuda() ? 3 : 10;  // Looking at a device's buffer copies all of it.
   std::vector<std::string> failures(kThreads);
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       const SequenceId sequence(100 + t);
-      for (int round = 0; round < 10 && failures[t].empty(); ++round) {
+      for (int round = 0; round < rounds && failures[t].empty(); ++round) {
         const absl::Status attached = stager_->AttachSequence(kTenant, sequence, shape, 256);
         if (!attached.ok()) failures[t] = attached.ToString();
-        const auto client = MapAsClient(stager_.get());
+        auto client = MapAsClient(stager_.get());
         if (!client.ok()) failures[t] = client.status().ToString();
         uint64_t completed = 0;
         for (uint32_t i = 0; i < 20 && failures[t].empty(); ++i) {
@@ -362,6 +375,9 @@ TEST_F(HostStagerTest, ManyThreadsOneBuffer) {
           if (!step.ok()) {
             failures[t] = step.status().ToString();
             break;
+          }
+          if (const absl::Status read = client->Refresh(); !read.ok()) {
+            failures[t] = read.ToString();
           }
           for (size_t h = 0; h < heads.size() && failures[t].empty(); ++h) {
             failures[t] = CompareSpans(shape, client->data(), client->bytes(),
@@ -390,11 +406,11 @@ TEST(ConnectWaveBufferTest, AbsentWavebufferdIsNoError) {
 TEST(ConnectWaveBufferTest, BadArgumentsAreNamed) {
   struct Row {
     std::string address;
-    HostStagerOptions options;
+    BufferStagerOptions options;
     std::string names;
   };
   const auto with = [](auto change) {
-    HostStagerOptions options = SmallOptions();
+    BufferStagerOptions options = SmallOptions();
     change(&options);
     return options;
   };

@@ -1,4 +1,4 @@
-#include "gpu/host_stager.h"
+#include "gpu/buffer_stager.h"
 
 #include <atomic>
 #include <chrono>
@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "gpu/buffer_client.h"
 #include "gpu/buffer_link.h"
+#include "gpu/buffer_memory.h"
+#include "gpu/device_buffer.h"
 #include "gpu/region_layout.h"
 #include "gpu/sequence_region.h"
 #include "gpu/tenant_buffer.h"
@@ -25,6 +27,8 @@ namespace {
 constexpr auto kFetchTimeout = std::chrono::seconds(3);
 // Steps whose misses wait to be admitted; those of further steps are forgotten, and miss again.
 constexpr size_t kAdmitQueueMax = 256;
+constexpr char kHostBackend[] = "host";
+constexpr char kCudaBackend[] = "cuda";
 constexpr uint32_t kStagingTokensMax = 1u << 24;
 constexpr uint32_t kRegionsMax = 1u << 16;
 constexpr uint64_t kCacheBytesMax = uint64_t{1} << 40;
@@ -56,14 +60,20 @@ struct Attached {
   std::shared_ptr<SequenceRegion> region;
 };
 
-class HostStager : public Stager {
+// Tells its readers; a device that fails has none that could go on.
+void CloseBuffer(const HeldBuffer& held) {
+  const absl::Status status = held.buffer->Close();
+  if (!status.ok()) Log(LogLevel::kWarning, "wave_buffer_not_closed", {{"error", status}});
+}
+
+class BufferStager : public Stager {
  public:
-  HostStager(std::unique_ptr<BufferLink> link, const HostStagerOptions& options)
+  BufferStager(std::unique_ptr<BufferLink> link, const BufferStagerOptions& options)
       : options_(options),
         link_(std::move(link)),
         admitter_(ThreadPoolOptions{
             .thread_count = 1, .name = "wave_admit", .queue_max = kAdmitQueueMax}) {}
-  ~HostStager() override;
+  ~BufferStager() override;
 
   absl::StatusOr<WaveBufferAccess> Access(const TenantId& tenant, int64_t client_uid) override;
   absl::Status AttachSequence(const TenantId& tenant, SequenceId sequence, const ModelShape& shape,
@@ -80,6 +90,9 @@ class HostStager : public Stager {
   absl::StatusOr<std::shared_ptr<const HeldBuffer>> EnsureBuffer(const TenantId& tenant);
   absl::StatusOr<std::shared_ptr<const HeldBuffer>> AllocateBuffer(const BufferSession& session,
                                                                    const TenantId& tenant);
+  // Fetches the grant's descriptor and maps it, in host memory or on the device.
+  absl::StatusOr<std::unique_ptr<BufferMemory>> MapGrant(const BufferLease& lease,
+                                                         const BufferGrant& grant);
   // The sequence's region in the present session, carved again if its buffer was lost.
   absl::StatusOr<std::shared_ptr<SequenceRegion>> EnsureRegion(SequenceId sequence);
   absl::StatusOr<std::shared_ptr<SequenceRegion>> CarveRegion(
@@ -93,8 +106,9 @@ class HostStager : public Stager {
   absl::Status NoteLost(const BufferSession& session, const absl::Status& status);
   void AdmitLater(std::shared_ptr<SequenceRegion> region, std::vector<MissedBlock> misses);
 
-  const HostStagerOptions options_;
+  const BufferStagerOptions options_;
   const std::unique_ptr<BufferLink> link_;
+  DeviceCopierCache copiers_;
   std::atomic<uint64_t> hit_blocks_{0};
   std::atomic<uint64_t> miss_blocks_{0};
   std::atomic<uint64_t> admitted_blocks_{0};
@@ -107,7 +121,7 @@ class HostStager : public Stager {
   ThreadPool admitter_;  // Last: it stops first.
 };
 
-HostStager::~HostStager() {
+BufferStager::~BufferStager() {
   std::vector<std::shared_ptr<const HeldBuffer>> held;
   {
     MutexLock lock(&mutex_);
@@ -119,8 +133,8 @@ HostStager::~HostStager() {
   for (const auto& buffer : held) GiveBack(*buffer);
 }
 
-void HostStager::GiveBack(const HeldBuffer& held) {
-  held.buffer->Close();
+void BufferStager::GiveBack(const HeldBuffer& held) {
+  CloseBuffer(held);
   const absl::StatusOr<BufferSession> session = link_->Session();
   if (!session.ok() || session->generation != held.generation) return;  // It is gone already.
   const absl::Status status = link_->client().Release(held.lease.secret, held.allocation_id);
@@ -128,7 +142,7 @@ void HostStager::GiveBack(const HeldBuffer& held) {
   if (!status.ok()) Log(LogLevel::kWarning, "wave_buffer_not_released", {{"error", status}});
 }
 
-bool HostStager::ReclaimIdleBuffers() {
+bool BufferStager::ReclaimIdleBuffers() {
   std::vector<std::shared_ptr<const HeldBuffer>> idle;
   {
     MutexLock lock(&mutex_);
@@ -143,14 +157,34 @@ bool HostStager::ReclaimIdleBuffers() {
   return !idle.empty();
 }
 
-absl::Status HostStager::NoteLost(const BufferSession& session, const absl::Status& status) {
+absl::Status BufferStager::NoteLost(const BufferSession& session, const absl::Status& status) {
   if (!absl::IsNotFound(status)) return status;
   link_->Expire(session.generation);
   return absl::UnavailableError(
       absl::StrCat("the wave buffer was restarted; try again: ", status.message()));
 }
 
-absl::StatusOr<std::shared_ptr<const HeldBuffer>> HostStager::AllocateBuffer(
+absl::StatusOr<std::unique_ptr<BufferMemory>> BufferStager::MapGrant(const BufferLease& lease,
+                                                                     const BufferGrant& grant) {
+  std::shared_ptr<DeviceCopier> copier;
+  if (lease.backend == kCudaBackend) {
+    // Before the ticket is used: that is good once.
+    WAVEKV_ASSIGN_OR_RETURN(copier, copiers_.Get(lease.device_uuid));
+  } else if (lease.backend != kHostBackend) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "wavebufferd at ", link_->client().address(), " has the backend '", lease.backend,
+        "', expected host or cuda; run wavekvd and wavebufferd of one version"));
+  }
+  WAVEKV_ASSIGN_OR_RETURN(const UniqueFd fd, FetchDescriptor(lease.descriptor_socket,
+                                                             grant.manager_ticket, kFetchTimeout));
+  if (copier != nullptr) return MapDeviceBuffer(std::move(copier), fd.get(), grant.bytes);
+  WAVEKV_RETURN_IF_ERROR(CheckSizeSealed(fd.get()));
+  WAVEKV_ASSIGN_OR_RETURN(Mapping mapping,
+                          Mapping::Map(fd.get(), grant.bytes, Mapping::kReadWrite));
+  return MapHostBuffer(std::move(mapping));
+}
+
+absl::StatusOr<std::shared_ptr<const HeldBuffer>> BufferStager::AllocateBuffer(
     const BufferSession& session, const TenantId& tenant) {
   BufferClient& client = link_->client();
   const std::string& secret = session.lease.secret;
@@ -158,15 +192,10 @@ absl::StatusOr<std::shared_ptr<const HeldBuffer>> HostStager::AllocateBuffer(
       client.Allocate(secret, tenant, options_.tenant_buffer_bytes);
   if (!grant.ok()) return NoteLost(session, grant.status());
   const auto create = [&]() -> absl::StatusOr<std::shared_ptr<TenantBuffer>> {
-    WAVEKV_ASSIGN_OR_RETURN(
-        const UniqueFd fd,
-        FetchDescriptor(session.lease.descriptor_socket, grant->manager_ticket, kFetchTimeout));
-    WAVEKV_RETURN_IF_ERROR(CheckSizeSealed(fd.get()));
-    WAVEKV_ASSIGN_OR_RETURN(Mapping mapping,
-                            Mapping::Map(fd.get(), grant->bytes, Mapping::kReadWrite));
+    WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<BufferMemory> memory, MapGrant(session.lease, *grant));
     // The header is complete before the first client can map it, which is after the seal.
     WAVEKV_ASSIGN_OR_RETURN(auto buffer,
-                            TenantBuffer::Create(std::move(mapping), options_.regions_max));
+                            TenantBuffer::Create(std::move(memory), options_.regions_max));
     WAVEKV_RETURN_IF_ERROR(client.Seal(secret, grant->allocation_id));
     return buffer;
   };
@@ -180,7 +209,8 @@ absl::StatusOr<std::shared_ptr<const HeldBuffer>> HostStager::AllocateBuffer(
   return held;
 }
 
-absl::StatusOr<std::shared_ptr<const HeldBuffer>> HostStager::EnsureBuffer(const TenantId& tenant) {
+absl::StatusOr<std::shared_ptr<const HeldBuffer>> BufferStager::EnsureBuffer(
+    const TenantId& tenant) {
   WAVEKV_ASSIGN_OR_RETURN(const BufferSession session, link_->Session());
   std::shared_ptr<const HeldBuffer> lost;
   {
@@ -191,7 +221,7 @@ absl::StatusOr<std::shared_ptr<const HeldBuffer>> HostStager::EnsureBuffer(const
     lost = std::move(entry.held);
     entry.allocating = true;
   }
-  if (lost != nullptr) lost->buffer->Close();
+  if (lost != nullptr) CloseBuffer(*lost);
   absl::StatusOr<std::shared_ptr<const HeldBuffer>> held = AllocateBuffer(session, tenant);
   if (absl::IsResourceExhausted(held.status()) && ReclaimIdleBuffers()) {
     held = AllocateBuffer(session, tenant);
@@ -204,7 +234,7 @@ absl::StatusOr<std::shared_ptr<const HeldBuffer>> HostStager::EnsureBuffer(const
   return held;
 }
 
-absl::StatusOr<std::shared_ptr<SequenceRegion>> HostStager::CarveRegion(
+absl::StatusOr<std::shared_ptr<SequenceRegion>> BufferStager::CarveRegion(
     const Attached& attached, SequenceId sequence,
     const std::shared_ptr<TenantBuffer>& buffer) const {
   auto region = SequenceRegion::Create(buffer, sequence, attached.kv_head_count, attached.layout,
@@ -217,7 +247,7 @@ absl::StatusOr<std::shared_ptr<SequenceRegion>> HostStager::CarveRegion(
                    "--wave_buffer_staging_tokens"));
 }
 
-absl::StatusOr<std::shared_ptr<SequenceRegion>> HostStager::EnsureRegion(SequenceId sequence) {
+absl::StatusOr<std::shared_ptr<SequenceRegion>> BufferStager::EnsureRegion(SequenceId sequence) {
   WAVEKV_ASSIGN_OR_RETURN(const BufferSession session, link_->Session());
   TenantId tenant;
   {
@@ -240,7 +270,7 @@ absl::StatusOr<std::shared_ptr<SequenceRegion>> HostStager::EnsureRegion(Sequenc
   return attached.region;
 }
 
-absl::StatusOr<WaveBufferAccess> HostStager::Access(const TenantId& tenant, int64_t client_uid) {
+absl::StatusOr<WaveBufferAccess> BufferStager::Access(const TenantId& tenant, int64_t client_uid) {
   WAVEKV_ASSIGN_OR_RETURN(const auto held, EnsureBuffer(tenant));
   absl::StatusOr<std::string> ticket =
       link_->client().IssueTicket(held->lease.secret, held->allocation_id, client_uid);
@@ -249,8 +279,8 @@ absl::StatusOr<WaveBufferAccess> HostStager::Access(const TenantId& tenant, int6
                           held->lease.descriptor_socket, *std::move(ticket), held->buffer->bytes()};
 }
 
-absl::Status HostStager::AttachSequence(const TenantId& tenant, SequenceId sequence,
-                                        const ModelShape& shape, uint64_t max_tokens) {
+absl::Status BufferStager::AttachSequence(const TenantId& tenant, SequenceId sequence,
+                                          const ModelShape& shape, uint64_t max_tokens) {
   Attached attached;
   attached.tenant = tenant;
   attached.kv_head_count = shape.kv_head_count;
@@ -268,7 +298,7 @@ absl::Status HostStager::AttachSequence(const TenantId& tenant, SequenceId seque
   return status;
 }
 
-void HostStager::DetachSequence(SequenceId sequence) {
+void BufferStager::DetachSequence(SequenceId sequence) {
   std::shared_ptr<SequenceRegion> region;
   {
     MutexLock lock(&mutex_);
@@ -280,9 +310,9 @@ void HostStager::DetachSequence(SequenceId sequence) {
   if (region != nullptr) region->Close();
 }
 
-absl::StatusOr<StagedStep> HostStager::Stage(SequenceId sequence, uint32_t layer,
-                                             uint64_t completed_step,
-                                             std::span<const StageHead> heads) {
+absl::StatusOr<StagedStep> BufferStager::Stage(SequenceId sequence, uint32_t layer,
+                                               uint64_t completed_step,
+                                               std::span<const StageHead> heads) {
   WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<SequenceRegion> region, EnsureRegion(sequence));
   std::vector<MissedBlock> misses;
   WAVEKV_ASSIGN_OR_RETURN(StagedStep step, region->Stage(layer, completed_step, heads, &misses));
@@ -292,8 +322,8 @@ absl::StatusOr<StagedStep> HostStager::Stage(SequenceId sequence, uint32_t layer
   return step;
 }
 
-absl::StatusOr<StageCounters> HostStager::Touch(SequenceId sequence, uint32_t /*layer*/,
-                                                std::span<const StageHead> heads) {
+absl::StatusOr<StageCounters> BufferStager::Touch(SequenceId sequence, uint32_t /*layer*/,
+                                                  std::span<const StageHead> heads) {
   WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<SequenceRegion> region, EnsureRegion(sequence));
   std::vector<MissedBlock> misses;
   const StageCounters counters = region->Touch(heads, &misses);
@@ -303,8 +333,8 @@ absl::StatusOr<StageCounters> HostStager::Touch(SequenceId sequence, uint32_t /*
   return counters;
 }
 
-void HostStager::AdmitLater(std::shared_ptr<SequenceRegion> region,
-                            std::vector<MissedBlock> misses) {
+void BufferStager::AdmitLater(std::shared_ptr<SequenceRegion> region,
+                              std::vector<MissedBlock> misses) {
   if (misses.empty()) return;
   auto task = [this, region = std::move(region), misses = std::move(misses)] {
     admitted_blocks_ += region->Admit(misses);
@@ -313,7 +343,7 @@ void HostStager::AdmitLater(std::shared_ptr<SequenceRegion> region,
   (void)admitter_.TrySubmit(std::move(task));
 }
 
-std::vector<WaveBufferStatus> HostStager::Status() const {
+std::vector<WaveBufferStatus> BufferStager::Status() const {
   const BufferLease lease = link_->last_lease();
   const BufferStats stats = link_->stats();
   WaveBufferStatus status;
@@ -337,7 +367,7 @@ absl::Status FieldError(absl::string_view field, absl::string_view found,
 
 }  // namespace
 
-absl::Status ValidateHostStagerOptions(const HostStagerOptions& options) {
+absl::Status ValidateBufferStagerOptions(const BufferStagerOptions& options) {
   if (options.regions_max == 0 || options.regions_max > kRegionsMax) {
     return FieldError("regions_max", absl::StrCat(options.regions_max),
                       absl::StrCat("1 to ", kRegionsMax));
@@ -366,13 +396,13 @@ absl::Status ValidateHostStagerOptions(const HostStagerOptions& options) {
 }
 
 absl::StatusOr<std::unique_ptr<Stager>> ConnectWaveBuffer(const std::string& address,
-                                                          const HostStagerOptions& options) {
-  WAVEKV_RETURN_IF_ERROR(ValidateHostStagerOptions(options));
+                                                          const BufferStagerOptions& options) {
+  WAVEKV_RETURN_IF_ERROR(ValidateBufferStagerOptions(options));
   WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<BufferClient> client, CreateBufferClient(address));
   WAVEKV_ASSIGN_OR_RETURN(
       std::unique_ptr<BufferLink> link,
       BufferLink::Connect(std::move(client), options.manager_name, options.heartbeat_ms));
-  return std::make_unique<HostStager>(std::move(link), options);
+  return std::make_unique<BufferStager>(std::move(link), options);
 }
 
 }  // namespace wavekv

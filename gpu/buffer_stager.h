@@ -1,5 +1,5 @@
 // The stager over a wavebufferd: allocates one buffer per tenant, carves one region per sequence,
-// and brings the rows of steps into it by plain copies.
+// and brings the rows of steps into it: by plain copies into host memory, by DMA into a GPU's.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace wavekv {
 
-struct HostStagerOptions {
+struct BufferStagerOptions {
   uint64_t tenant_buffer_bytes = uint64_t{256} << 20;  // --wave_buffer_bytes
   uint32_t regions_max = 1024;                         // Sequences of one tenant.
   // The block cache of a sequence: this share of the payload of its max_tokens ...
@@ -28,12 +28,12 @@ struct HostStagerOptions {
 };
 
 // InvalidArgument names the field, what was found and what is allowed.
-absl::Status ValidateHostStagerOptions(const HostStagerOptions& options);
+absl::Status ValidateBufferStagerOptions(const BufferStagerOptions& options);
 
 // A stager for the wavebufferd at `address` ("unix:/path"). One that is away now is no error: calls
 // answer Unavailable until it comes, and again whenever it leaves. FailedPrecondition: it is there
 // and speaks another protocol.
 absl::StatusOr<std::unique_ptr<Stager>> ConnectWaveBuffer(const std::string& address,
-                                                          const HostStagerOptions& options);
+                                                          const BufferStagerOptions& options);
 
 }  // namespace wavekv
