@@ -87,3 +87,41 @@ python_environment() {
     printf '%s\n' "$stamp" >"$VENV/wavekv.stamp"
   fi
 }
+
+# What torch, its libraries and transformers take when unpacked, and half as much to unpack them.
+TORCH_FREE_KB=$((6 * 1024 * 1024))
+
+# torch_environment: torch and transformers for the virtual environment, so that their tests run.
+# Two gigabytes: kept outside the tree, so that clones share them. Prints why when it cannot, and
+# returns 1: the tests that need them are then counted as skipped.
+torch_environment() {
+  local requirements="$ROOT/scripts/requirements" folder
+  folder="${XDG_CACHE_HOME:-$HOME/.cache}/wavekv/torch-$(
+    { "$VENV/bin/python" --version; cat "$requirements"-{torch,transformers,transformers-4.57}.txt; } |
+      sha256sum | cut -c1-12)"
+  if [ ! -d "$folder" ]; then
+    say "installing torch and transformers into $folder (2.3 GB, minutes)"
+    mkdir -p "$(dirname "$folder")"
+    if [ "$(df --output=avail -k "$(dirname "$folder")" | tail -n 1)" -lt "$TORCH_FREE_KB" ]; then
+      say "torch and transformers need 6 GB free there: NOT INSTALLED, their tests are skipped"
+      return 1
+    fi
+    local part="$folder.part-$$" pip=("$VENV/bin/pip" install --quiet --disable-pip-version-check)
+    # pip complains of what --no-deps leaves out: its words are of interest when it fails.
+    if ! { "${pip[@]}" --target "$part" -r "$requirements-transformers.txt" &&
+           "${pip[@]}" --target "$part/transformers-4.57" -r "$requirements-transformers-4.57.txt" &&
+           "${pip[@]}" --target "$part" --no-deps -r "$requirements-torch.txt" &&
+           PYTHONPATH="$part" "$VENV/bin/python" -c 'import torch, transformers'; } \
+         >"$folder.log" 2>&1; then
+      cat "$folder.log" >&2
+      rm -rf "$part"
+      say "torch and transformers could not be installed: NOT INSTALLED, their tests are skipped"
+      return 1
+    fi
+    rm -f "$folder.log"
+    # Another clone may have been faster.
+    mv -T "$part" "$folder" 2>/dev/null || rm -rf "$part"
+  fi
+  printf '%s\n' "$folder" >"$("$VENV/bin/python" -c \
+    'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+}

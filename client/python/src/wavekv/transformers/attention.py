@@ -1,0 +1,61 @@
+"""The attention function "wavekv" of transformers' AttentionInterface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from wavekv.transformers.models import UnsupportedModelError
+from wavekv.transformers.states import NOT_COMPILED, NewStates
+
+# Arguments of transformers' attention functions that change its arithmetic, by what they are.
+_UNKNOWN_ARITHMETIC = {
+    "softcap": "a soft cap of the logits",
+    "sliding_window": "a sliding window",
+    "position_bias": "a position bias",
+    "s_aux": "attention sinks",
+}
+
+
+@torch.compiler.disable(reason=NOT_COMPILED)
+def wavekv_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attends as transformers asks: through WaveKV for a WaveKVCache, with "sdpa" for any other.
+
+    query [batch, query_heads, n, dim]; key and value as the cache's update returned them. Returns
+    [batch, n, query_heads, value_dim] and no weights.
+
+    Raises UnsupportedModelError for what WaveKV does not compute, and WaveKVError when the daemon
+    fails, within the session's deadline.
+    """
+
+    def exact(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return sdpa_attention_forward(
+            module, query, keys, values, attention_mask, dropout, scaling, **kwargs
+        )[0]
+
+    if not isinstance(key, NewStates) or not isinstance(value, NewStates):
+        return exact(key, value), None
+    for name, what in _UNKNOWN_ARITHMETIC.items():
+        if kwargs.get(name) is not None:
+            raise UnsupportedModelError(
+                f"layer {key.layer} has {what} ({name}): WaveKV does not compute it"
+            )
+    if kwargs.get("output_attentions"):
+        raise UnsupportedModelError("output_attentions=True: WaveKV returns no attention weights")
+    if dropout:
+        raise UnsupportedModelError(f"attention dropout of {dropout}: call model.eval() first")
+    keys, values = key.unwrap(), value.unwrap()
+    return key.store.attend(
+        key.layer, query, keys, values, attention_mask, scaling, exact
+    ), None

@@ -1,0 +1,53 @@
+"""What an attention mask says about the rows of a batch: how much padding each has at its left."""
+
+from __future__ import annotations
+
+import torch
+
+from wavekv.transformers.models import UnsupportedModelError
+
+
+def first_columns(
+    mask: torch.Tensor | None, batch: int, new_tokens: int, columns: int
+) -> list[int]:
+    """Returns, for each row of the batch, the first column that is a token and not padding.
+
+    mask: None (everything earlier is attended), or [batch or 1, 1, new_tokens, columns], bool (True
+    is attended) or additive float. columns counts all tokens so far, the new ones included.
+
+    A row of padding only begins at `columns`. Raises UnsupportedModelError for a mask that is
+    anything else than causal with padding at the left.
+    """
+    if mask is None:
+        return [0] * batch
+    if mask.ndim != 4 or mask.shape[1:] != (1, new_tokens, columns):
+        raise UnsupportedModelError(
+            f"attention mask of shape {tuple(mask.shape)}, expected "
+            f"({batch}, 1, {new_tokens}, {columns}): one for all heads"
+        )
+    visible = _visible(mask).expand(batch, -1, -1, -1)[:, 0]
+    last = visible[:, -1]
+    first = torch.where(last.any(-1), last.int().argmax(-1), columns)
+    column = torch.arange(columns, device=mask.device)
+    # Query i is column `columns - new_tokens + i`. What padding attends to is nobody's business.
+    query = torch.arange(columns - new_tokens, columns, device=mask.device)
+    expected = (column >= first[:, None, None]) & (column <= query[:, None])
+    is_token = query >= first[:, None]
+    if not torch.equal(visible & is_token[..., None], expected & is_token[..., None]):
+        raise UnsupportedModelError(
+            "attention mask with holes: WaveKV serves causal attention with padding at the left "
+            "(padding_side='left'), neither padding at the right nor masks of one's own"
+        )
+    return first.tolist()
+
+
+def _visible(mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype == torch.bool:
+        return mask
+    visible = mask == 0
+    # Half of the smallest float16: whatever is added as "minus infinity" is far below.
+    if not torch.all(visible | (mask <= -32752)):
+        raise UnsupportedModelError(
+            "attention mask that adds a bias to the logits: WaveKV knows attended and not attended"
+        )
+    return visible

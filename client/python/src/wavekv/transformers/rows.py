@@ -1,0 +1,194 @@
+"""The daemon's half of a cache: one sequence for each row of the batch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import torch
+
+from wavekv.errors import WaveKVError
+from wavekv.session import AttendItem, Sequence, Session
+from wavekv.types import Attention, Budget, IndexOptions, ModelShape, StepCounters
+
+
+@dataclasses.dataclass(frozen=True)
+class RowOptions:
+    """What each row's sequence is made with."""
+
+    max_tokens: int
+    index: IndexOptions | None = None
+    label: str = ""
+
+
+class Rows:
+    """The sequences of a batch, and how many columns of padding each row has at its left.
+
+    A row's padding is not stored: column c of the batch is token position c - padding of the row.
+    Errors of the daemon (WaveKVError) pass through; what it has stored then is not known.
+
+    Attributes:
+      counters: what all steps have read.
+    """
+
+    def __init__(
+        self, session: Session, shape: ModelShape, options: RowOptions, batch: int
+    ) -> None:
+        self._session = session
+        self._shape = shape
+        self._options = options
+        self._padding = [0] * batch
+        self._sequences = [self._create() for _ in range(batch)]
+        self.counters = StepCounters()
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return list(self._sequences)
+
+    def set_padding(self, first_columns: list[int], past_columns: int) -> None:
+        """Notes where each row's tokens begin; RuntimeError if that contradicts what is stored.
+
+        Called once in each forward pass, before anything of it is stored. A row whose padding
+        reaches `past_columns` and beyond has no tokens yet.
+        """
+        for row, first in enumerate(first_columns):
+            known = self._padding[row]
+            if first != known and min(first, known) < past_columns:
+                raise RuntimeError(
+                    f"row {row} of the batch began at column {known} and now begins at {first}: "
+                    "the attention mask of earlier tokens must stay as it was"
+                )
+        self._padding = list(first_columns)
+
+    def insert(
+        self, layer: int, past_columns: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Stores new columns of a layer: keys [batch, kv_heads, columns, dim], values likewise."""
+        columns = keys.shape[2]
+        keys, values = _host(keys), _host(values)
+        for row, sequence in enumerate(self._sequences):
+            skipped = max(self._padding[row] - past_columns, 0)
+            if skipped >= columns:
+                continue
+            sequence.insert(
+                past_columns + skipped - self._padding[row],
+                keys[row, :, skipped:].contiguous(),
+                values[row, :, skipped:].contiguous(),
+                layers=[layer],
+                layout="HND",
+            )
+
+    def build_index(self) -> None:
+        """Closes a prefill: clusters what is not yet, row after row, and waits for it."""
+        for sequence in self._sequences:
+            if sequence.token_count():
+                sequence.build_index()
+
+    def step(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        budget: Budget | None,
+    ) -> torch.Tensor:
+        """Appends one token to each row and attends: one round trip for the batch.
+
+        queries [batch, query_heads, 1, dim], keys and values [batch, kv_heads, 1, dim]. Returns
+        [batch, query_heads, 1, value_dim] float32.
+        """
+        q, k, v = (_host(states)[:, :, 0].contiguous() for states in (queries, keys, values))
+        attended = self._attend(
+            [
+                AttendItem(sequence, layer, q[row], k[row], v[row], budget)
+                for row, sequence in enumerate(self._sequences)
+            ]
+        )
+        return torch.stack([torch.from_numpy(one.out) for one in attended])[:, :, None]
+
+    def past(
+        self, layer: int, queries: torch.Tensor, budget: Budget | None, exact: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attends with several queries a row over what is stored, in one round trip for all.
+
+        queries [batch, query_heads, n, dim]. Returns out [batch, query_heads, n, value_dim] and lse
+        [batch, query_heads, n], float32; a row without tokens has out = 0 and lse = -inf.
+        """
+        batch, heads, n, _ = queries.shape
+        q = _host(queries).transpose(1, 2).contiguous()
+        out = torch.zeros(batch, n, heads, self._shape.value_dim)
+        lse = torch.full((batch, n, heads), -torch.inf)
+        rows = [row for row in range(batch) if self._sequences[row].token_count(layer)]
+        places = [(row, i) for row in rows for i in range(n)]
+        attended = self._attend(
+            [
+                AttendItem(self._sequences[row], layer, q[row, i], budget=budget, exact=exact)
+                for row, i in places
+            ]
+        )
+        for place, one in zip(places, attended, strict=True):
+            out[place] = torch.from_numpy(one.out)
+            lse[place] = torch.from_numpy(one.lse)
+        return out.transpose(1, 2), lse.transpose(1, 2)
+
+    def select(self, sources: list[int]) -> None:
+        """Makes row i what row sources[i] was: moved where it is wanted once, else forked."""
+        taken: set[int] = set()
+        old, padding = self._sequences, self._padding
+        for row in set(range(len(old))) - set(sources):
+            old[row].close()
+        chosen = []
+        for source in sources:
+            chosen.append(old[source].fork() if source in taken else old[source])
+            taken.add(source)
+        self._sequences = chosen
+        self._padding = [padding[source] for source in sources]
+
+    def truncate(self, columns: int) -> None:
+        """Keeps the first `columns` columns of every layer."""
+        for row, sequence in enumerate(self._sequences):
+            tokens = max(columns - self._padding[row], 0)
+            if tokens < sequence.token_count():
+                sequence.truncate(tokens)
+
+    def fork(self) -> Rows:
+        """Returns rows of their own that share what is stored."""
+        copy = object.__new__(Rows)
+        copy._session, copy._shape, copy._options = self._session, self._shape, self._options
+        copy._padding = list(self._padding)
+        copy._sequences = [
+            sequence.fork() if sequence.token_count() else self._create()
+            for sequence in self._sequences
+        ]
+        copy.counters = StepCounters()
+        return copy
+
+    def close(self) -> None:
+        """Gives the sequences back; a daemon that is away lets their lease end instead."""
+        for sequence in self._sequences:
+            with contextlib.suppress(WaveKVError):
+                sequence.close()
+
+    def _create(self) -> Sequence:
+        return self._session.create_sequence(
+            self._shape,
+            self._options.max_tokens,
+            index=self._options.index,
+            label=self._options.label,
+        )
+
+    def _attend(self, items: list[AttendItem]) -> list[Attention]:
+        attended = []
+        for reply in self._session.attend_batch(items):
+            if isinstance(reply, WaveKVError):
+                raise reply
+            self.counters += reply.counters
+            attended.append(reply)
+        return attended
+
+
+def _host(states: torch.Tensor) -> torch.Tensor:
+    return states.detach().to("cpu")

@@ -1,0 +1,318 @@
+"""Where the keys and values of a batch are, and which attention a forward pass gets."""
+
+from __future__ import annotations
+
+import enum
+import math
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from wavekv.errors import FailedPreconditionError, WaveKVError, from_status
+from wavekv.session import Session
+from wavekv.transformers.masks import first_columns
+from wavekv.transformers.models import UnsupportedModelError, dtype_name
+from wavekv.transformers.rows import RowOptions, Rows
+from wavekv.types import Budget, ModelShape
+
+
+class Way(enum.Enum):
+    """How a forward pass attends."""
+
+    PREFILL = "prefill"  # Exactly, here, over keys and values that are still here.
+    STEP = "step"  # In the daemon, a token or a few at a time.
+    EXTEND = "extend"  # In the daemon exactly, and here over the new tokens: many, after a step.
+
+
+class Store:
+    """The state behind a WaveKVCache: counts, the prefill's tensors, the daemon's rows.
+
+    A column is a place in the batch, padding included; all rows have the same columns. One forward
+    pass at a time: as any transformers cache, not for several threads.
+
+    Attributes:
+      columns: of each layer, the pass under way included.
+      budget: of the retrieval zone; None is the daemon's default.
+      failure: why the daemon is used no more; None while it is.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        address: str,
+        shape: ModelShape,
+        options: RowOptions,
+        *,
+        budget: Budget | None,
+        step_tokens_max: int,
+        fallback: bool,
+    ) -> None:
+        self.session = session
+        self.shape = shape
+        self.columns = [0] * shape.layers
+        self.budget = budget
+        self.failure: WaveKVError | None = None
+        self.rows: Rows | None = None
+        self._address = address or "its default address"
+        self._options = options
+        self._step_tokens_max = step_tokens_max
+        self._fallback = fallback
+        # Keys and values of each layer, [batch, kv_heads, columns, dim]; None once given up.
+        self._here: list[tuple[torch.Tensor, torch.Tensor] | None] | None = [None] * shape.layers
+        self._way = Way.PREFILL
+        self._stepped = False  # A step was attended by the daemon.
+        self._short_passes = 0
+        self._build_due = False
+        self._mask: weakref.ref[torch.Tensor] | None = None
+        self._first: list[int] = []
+
+    @property
+    def batch(self) -> int:
+        """Rows of the batch; 0 before the first pass."""
+        if self.rows is not None:
+            return len(self.rows)
+        first = self._here[0] if self._here else None
+        return 0 if first is None else len(first[0])
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of keys and values that this process holds."""
+        held = [pair for pair in self._here or () if pair is not None]
+        return sum(states.nbytes for pair in held for states in pair)
+
+    def begin(self, layer: int, new_columns: int) -> None:
+        """Counts a layer's new tokens; the first layer's decide how the whole pass attends."""
+        if self.failure is not None and not self._fallback:
+            raise FailedPreconditionError(
+                f"this WaveKVCache lost the daemon at {self._address} in an earlier call "
+                f"({self.failure}); make a new one"
+            )
+        if layer == 0:
+            self._mask, self._first = None, []
+            self._way = self._choose(new_columns)
+        self.columns[layer] += new_columns
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float | None,
+        exact: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Attends for one layer of the pass, and stores its new tokens.
+
+        query [batch, query_heads, n, dim]; keys and values [batch, kv_heads, n, dim]; mask as
+        transformers made it. exact(keys, values) is this process's own attention over what it is
+        given. Returns [batch, n, query_heads, value_dim] of the query's dtype.
+        """
+        everything = self._keep(layer, keys, values)
+        if self.failure is None:
+            try:
+                self._ready(layer, query, keys, mask, scaling)
+                answer = self._through_daemon(layer, query, keys, values)
+                if answer is not None:
+                    return answer.transpose(1, 2).to(query.device, query.dtype)
+            except UnsupportedModelError:
+                raise  # The caller's doing, not the daemon's.
+            except WaveKVError as error:
+                self.lose(error, f"in layer {layer}")
+        assert everything is not None  # A prefill, or kept for the fallback.
+        return exact(*everything)
+
+    def select(self, sources: list[int]) -> None:
+        """Makes row i of the batch what row sources[i] was."""
+        if self._here is not None:
+            index = torch.tensor(sources)
+            self._here = [
+                pair and tuple(states[index.to(states.device)] for states in pair)
+                for pair in self._here
+            ]
+        self._tell("reordering the batch", lambda rows: rows.select(sources))
+
+    def crop(self, columns: int) -> None:
+        """Forgets all but the first `columns` columns."""
+        if columns >= self.columns[0]:
+            return
+        self.columns = [columns] * self.shape.layers
+        if self._here is not None:
+            self._here = [
+                pair and tuple(states[:, :, :columns] for states in pair) for pair in self._here
+            ]
+        self._tell("truncating", lambda rows: rows.truncate(columns))
+
+    def fork(self) -> Store:
+        """Returns a store of its own that shares what is stored so far."""
+        copy = object.__new__(Store)
+        copy.__dict__.update(self.__dict__)
+        copy.columns = list(self.columns)
+        copy._here = None if self._here is None else list(self._here)
+        copy._mask, copy._first = None, []
+        copy.rows = None
+        if self.rows is not None and self.failure is None:
+            copy.rows = self.rows.fork()
+        return copy
+
+    def close(self) -> None:
+        """Gives the rows back; the store is as new."""
+        if self.rows is not None:
+            self.rows.close()
+        self.rows = None
+        self._here = [None] * self.shape.layers
+        self.columns = [0] * self.shape.layers
+        self._stepped, self._short_passes, self._build_due = False, 0, False
+        self.failure = None
+
+    def lose(self, error: WaveKVError, when: str) -> None:
+        """Notes that the daemon failed: an exception, or with the fallback a warning."""
+        # Without its traceback, whose frames would keep the rows from being collected.
+        self.failure = from_status(error.code, str(error))
+        text = f"WaveKV's daemon at {self._address} failed {when}: {error}"
+        if not self._fallback:
+            raise from_status(error.code, text) from error
+        warnings.warn(f"{text}. Going on with exact attention here.", RuntimeWarning, stacklevel=2)
+        # Collected, not closed: a daemon that is stopped would cost a deadline for each row.
+        self.rows = None
+
+    def _choose(self, new_columns: int) -> Way:
+        if self.failure is not None:
+            return Way.PREFILL
+        past = self.columns[0]
+        short = new_columns <= self._step_tokens_max
+        if not self._stepped and past and short:
+            # A prompt fed in chunks may end in one short chunk; a second one is decoding.
+            self._short_passes += 1
+            self._stepped = new_columns == 1 or self._short_passes > 1
+            self._build_due = self._stepped
+        if not self._stepped:
+            return Way.PREFILL
+        if not short:
+            self._build_due = True
+            return Way.EXTEND if self._here is None else Way.PREFILL
+        if not self._fallback:
+            self._here = None
+        if self._build_due:
+            self._build_due = False
+            self._tell("building the index", lambda rows: rows.build_index())
+        return Way.STEP
+
+    def _tell(self, what: str, call: Callable[[Rows], Any]) -> None:
+        if self.rows is None:
+            return
+        try:
+            call(self.rows)
+        except WaveKVError as error:
+            self.lose(error, what)
+
+    def _keep(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if self._here is None:
+            return None
+        before = self._here[layer]
+        kept = (keys, values)
+        if before is not None:
+            kept = tuple(torch.cat(pair, dim=2) for pair in zip(before, kept, strict=True))
+        self._here[layer] = kept
+        return kept
+
+    def _ready(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float | None,
+    ) -> None:
+        """Checks that the layer is what the rows were made for; makes them at the first."""
+        shape = self.shape
+        found = (query.shape[1], keys.shape[1], keys.shape[3])
+        expected = (shape.query_heads, shape.kv_heads, shape.key_dim)
+        if found != expected:
+            raise UnsupportedModelError(
+                f"layer {layer} has (query heads, KV heads, head dim) {found}, expected {expected} "
+                "as the cache's config says"
+            )
+        if scaling is not None and not math.isclose(scaling, shape.softmax_scale, rel_tol=1e-6):
+            raise UnsupportedModelError(
+                f"layer {layer} scales its logits by {scaling}, expected {shape.softmax_scale}"
+            )
+        if dtype_name(keys.dtype) != shape.dtype:
+            raise UnsupportedModelError(
+                f"layer {layer} makes keys of {keys.dtype}, expected {shape.dtype}: say "
+                f"WaveKVCache(..., dtype={keys.dtype})"
+            )
+        if self.rows is None:
+            self.rows = Rows(self.session, shape, self._options, len(keys))
+        if len(self.rows) != len(keys):
+            raise ValueError(
+                f"batch of {len(keys)}, expected {len(self.rows)}: that many rows are stored"
+            )
+        seen = self._mask() if self._mask else None
+        if layer == 0 or seen is not mask:  # One mask for all layers is checked once.
+            batch, _, new_columns, _ = keys.shape
+            columns = self.columns[layer]
+            self._first = first_columns(mask, batch, new_columns, columns)
+            self._mask = None if mask is None else weakref.ref(mask)
+            self.rows.set_padding(self._first, columns - new_columns)
+
+    def _through_daemon(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Stores the new tokens. Returns [batch, query_heads, n, value_dim]; None in a prefill."""
+        assert self.rows is not None
+        new_columns = keys.shape[2]
+        past = self.columns[layer] - new_columns
+        if self._way is Way.PREFILL:
+            self.rows.insert(layer, past, keys, values)
+            return None
+        if new_columns == 1 and max(self._first) < past:
+            return self.rows.step(layer, query, keys, values, self.budget)
+        exact = self._way is Way.EXTEND
+        before = self.rows.past(layer, query, None if exact else self.budget, exact)
+        self.rows.insert(layer, past, keys, values)
+        among = attend_among(
+            query, keys, values, [max(first - past, 0) for first in self._first],
+            self.shape.softmax_scale,
+        )  # fmt: skip
+        return merge(before, among)
+
+
+def attend_among(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    first: list[int],
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention among new tokens alone, in float32 on the CPU.
+
+    query [batch, query_heads, n, dim], keys and values [batch, kv_heads, n, dim]; first[row]: how
+    many of them are padding at the row's left. Returns out [batch, query_heads, n, value_dim] and
+    lse [batch, query_heads, n]; over nothing out = 0, lse = -inf.
+    """
+    batch, heads, n, _ = query.shape
+    group = heads // keys.shape[1]
+    q, k, v = (states.detach().to("cpu", torch.float32) for states in (query, keys, values))
+    grouped = q.reshape(batch, -1, group, n, q.shape[-1])
+    logits = scale * grouped @ k[:, :, None].transpose(-1, -2)
+    place = torch.arange(n)
+    seen = (place <= place[:, None]) & (place >= torch.tensor(first)[:, None, None])
+    logits = logits.masked_fill(~seen[:, None, None], -torch.inf)
+    lse = torch.logsumexp(logits, dim=-1)
+    weights = torch.exp(logits - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
+    out = weights @ v[:, :, None]
+    return out.reshape(batch, heads, n, -1), lse.reshape(batch, heads, n)
+
+
+def merge(
+    one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Merges two attentions over different tokens: out [..., value_dim], lse [...]."""
+    lse = torch.logaddexp(one[1], other[1]).clamp_min(torch.finfo(torch.float32).min)
+    return sum(out * torch.exp(part - lse)[..., None] for out, part in (one, other))
