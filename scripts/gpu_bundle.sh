@@ -1,20 +1,31 @@
 #!/usr/bin/env bash
-# Builds what runs on a GPU machine (daemons, tests of the wave buffer and of the CUDA kernels,
-# benchmarks) and packs it with the shared libraries it needs, so that it runs where Debian's are not installed.
-# Usage: scripts/gpu_bundle.sh [FOLDER]   (default: build/gpu-bundle). Needs the CUDA Toolkit.
+# Builds what runs on a GPU machine and packs it with the shared libraries it needs, so that it runs
+# where Debian's are not installed. Two bundles, each small enough to carry:
+#   kernels  tests and benchmarks of the CUDA kernels; needs the CUDA Toolkit
+#   buffer   the daemons, and the tests of the wave buffer that take a real GPU
+# Usage: scripts/gpu_bundle.sh [kernels|buffer] [FOLDER]   (default: kernels, build/gpu-bundle)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test bench_gpu_attend bench_gpu_build
-  wavekvd wavebufferd mock_decoder wave_buffer_peer driver_test cuda_buffer_test
-  buffer_stager_test staged_attention_test deaths_test needles_test)
+case "${1:-kernels}" in
+  kernels)
+    TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test bench_gpu_attend bench_gpu_build)
+    CUDA=ON
+    ;;
+  buffer)
+    TARGETS=(wavekvd wavebufferd mock_decoder wave_buffer_peer driver_test cuda_buffer_test
+      buffer_stager_test staged_attention_test deaths_test needles_test)
+    CUDA=AUTO
+    ;;
+  *) die "expected kernels or buffer, found '$1'" ;;
+esac
 BYTES_MAX=$((45 * 1000 * 1000))
-folder="${1:-$ROOT/build/gpu-bundle}"
+folder="${2:-$ROOT/build/gpu-bundle}"
 
 say "building ${TARGETS[*]}"
 # Each program, and what it loads, looks for libraries beside the program (an RPATH: a RUNPATH does
 # not reach the libraries' own needs); nothing else on the machine is affected.
-(cd "$ROOT" && cmake --preset release -DWAVEKV_CUDA=ON -DWAVEKV_BENCH=ON \
+(cd "$ROOT" && cmake --preset release -DWAVEKV_CUDA="$CUDA" -DWAVEKV_BENCH=ON \
   -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null)
 cmake --build "$ROOT/build/release" -j"$JOBS" --target "${TARGETS[@]}"
 
@@ -22,7 +33,7 @@ rm -rf "$folder"
 mkdir -p "$folder/bin" "$folder/lib"
 for target in "${TARGETS[@]}"; do
   for place in bin tests; do
-    if [ -x "$ROOT/build/release/$place/$target" ]; then
+    if [ -f "$ROOT/build/release/$place/$target" ]; then
       install -s "$ROOT/build/release/$place/$target" "$folder/bin/"
     fi
   done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the GPU tests and benchmarks of a bundle (scripts/gpu_bundle.sh) and writes their results as
-# JSON. Usage, in the bundle's folder: ./gpu_check.sh RESULTS [BATCHxTOKENS ...]
+# Runs the GPU tests and benchmarks of a bundle (scripts/gpu_bundle.sh), whichever it holds, and
+# writes their results as JSON. Usage, in the bundle's folder: ./gpu_check.sh RESULTS [BATCHxTOKENS ...]
 # A python3 with torch gives the time of full attention; without one it is left out. STEPS (50) is
 # the number of steps a row is the median of. What takes longer than PART_S (180) seconds has failed.
 set -euo pipefail
@@ -13,6 +13,8 @@ shapes=("$@")
 mkdir -p "$results"
 status=0
 
+used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1; }
+
 # part NAME COMMAND...: runs it, its output in RESULTS/NAME.log, and says how it ended.
 part() {
   local name="$1" outcome="passed" start="$SECONDS"
@@ -22,37 +24,48 @@ part() {
   ! grep -q SKIPPED "$results/$name.log" || outcome="FAILED (skipped)"
   [ "$outcome" = passed ] || status=1
   echo "$name: $outcome, $((SECONDS - start)) s"
+  printf '{"part": "%s", "outcome": "%s", "seconds": %d}\n' "$name" "$outcome" \
+    "$((SECONDS - start))" >>"$results/parts.jsonl"
 }
 
-for test in gpu_step_test gpu_step_limits_test gpu_kmeans_test; do
-  part "$test" "$bundle/bin/$test"
-done
-# The wave buffer on this GPU, and what is left of its memory when all of its processes are gone.
-used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1; }
-used_before="$(used_mib)"
-for test in driver_test cuda_buffer_test buffer_stager_test staged_attention_test deaths_test \
-  needles_test; do
-  part "$test" env WAVEKV_TEST_GPU=1 WAVEKV_TEST_BACKEND=cuda "$bundle/bin/$test"
-done
-part memory_comes_back test "$(used_mib)" -le "$used_before"
-if command -v compute-sanitizer >/dev/null; then
-  part memcheck compute-sanitizer --tool memcheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
-    --gtest_filter='*DifferentLengths*:*TableFull*:*FewCached*:*Dim256Group16*:*Dim64Group9*'
-  part racecheck compute-sanitizer --tool racecheck --error-exitcode 1 \
-    "$bundle/bin/gpu_step_test" --gtest_filter='*OneSegment*:*Dim128Group9*'
-fi
+check_buffer() {
+  # What is left of the GPU's memory when all processes of the tests are gone.
+  local used_before
+  used_before="$(used_mib)"
+  for test in driver_test cuda_buffer_test buffer_stager_test staged_attention_test deaths_test \
+    needles_test; do
+    part "$test" env WAVEKV_TEST_GPU=1 WAVEKV_TEST_BACKEND=cuda "$bundle/bin/$test"
+  done
+  part memory_comes_back test "$(used_mib)" -le "$used_before"
+}
 
-part full_attention python3 "$bundle/full_attention.py" "$results/full.json" "${shapes[@]}"
-for shape in "${shapes[@]}"; do
-  part "attend-$shape" "$bundle/bin/bench_gpu_attend" --batch="${shape%x*}" --tokens="${shape#*x}" \
-    --steps="${STEPS:-50}" --full="$results/full.json" --out="$results/attend-$shape.json"
-  grep -E '^[0-9]' "$results/attend-$shape.log" || true
-done
-for tokens in 122880 1048576; do
-  part "build-$tokens" "$bundle/bin/bench_gpu_build" --tokens="$tokens" \
-    --out="$results/build-$tokens.json"
-  tail -n 1 "$results/build-$tokens.log"
-done
+check_kernels() {
+  for test in gpu_step_test gpu_step_limits_test gpu_kmeans_test; do
+    part "$test" "$bundle/bin/$test"
+  done
+  if command -v compute-sanitizer >/dev/null; then
+    part memcheck compute-sanitizer --tool memcheck --error-exitcode 1 "$bundle/bin/gpu_step_test" \
+      --gtest_filter='*DifferentLengths*:*TableFull*:*FewCached*:*Dim256Group16*:*Dim64Group9*'
+    part racecheck compute-sanitizer --tool racecheck --error-exitcode 1 \
+      "$bundle/bin/gpu_step_test" --gtest_filter='*OneSegment*:*Dim128Group9*'
+  fi
+
+  part full_attention python3 "$bundle/full_attention.py" "$results/full.json" "${shapes[@]}"
+  for shape in "${shapes[@]}"; do
+    part "attend-$shape" "$bundle/bin/bench_gpu_attend" --batch="${shape%x*}" --tokens="${shape#*x}" \
+      --steps="${STEPS:-50}" --full="$results/full.json" --out="$results/attend-$shape.json"
+    grep -E '^[0-9]' "$results/attend-$shape.log" || true
+  done
+  for tokens in 122880 1048576; do
+    part "build-$tokens" "$bundle/bin/bench_gpu_build" --tokens="$tokens" \
+      --out="$results/build-$tokens.json"
+    tail -n 1 "$results/build-$tokens.log"
+  done
+}
+
+# What the bundle holds.
+if [ -x "$bundle/bin/wavebufferd" ]; then check_buffer; fi
+if [ -x "$bundle/bin/gpu_step_test" ]; then check_kernels; fi
 
 # One file of each kind, with where it comes from.
 python3 - "$results" "$(cat "$bundle/commit")" <<'PYTHON'
@@ -67,6 +80,8 @@ for kind in ("attend", "build"):
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         rows += found if isinstance(found, list) else [found]
+    if not rows:
+        continue
     with open(f"{folder}/gpu-{kind}.json", "w", encoding="utf-8") as file:
         json.dump({"commit": commit, "date": datetime.date.today().isoformat(),
                    "command": "scripts/gpu_check.sh", "device": device, "rows": rows}, file, indent=1)
