@@ -407,6 +407,8 @@ __global__ void __launch_bounds__(kStepThreads, kTiles == 1 && kDim <= 128 ? 3 :
   if (threadIdx.x == 0) {
     counts->arrivals = 0;
     if (head.state != nullptr) {
+      head.state->appended_settled = head.state->appended;
+      head.state->log_settled = head.state->log_end;
       __threadfence_system();
       ++head.state->completed_epoch;
     }

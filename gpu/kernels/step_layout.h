@@ -37,19 +37,27 @@ struct ClusterChunk {
   uint16_t segment;
 };
 
-// One head's part of what changes within a step. The kernels write it; the manager reads it, and
-// writes only free_tail. It lies where a client can write: whoever reads it checks it.
+// One head's part of what changes within a step. It lies where a client can write: whoever reads it
+// checks it. Two writers, each with bytes of its own.
 struct HeadState {
-  uint64_t appended;         // Token positions appended so far: the end of the steady ring.
-  uint64_t completed_epoch;  // Steps completed, written last in each.
-  uint64_t log_end;          // BlockUse entries ever written; the ring holds the last of them.
-  uint64_t hits;             // Blocks ever asked for and found in the cache ...
-  uint64_t misses;           // ... and not found.
-  uint64_t free_head;        // Free slots ever taken by the kernels ...
-  uint64_t free_tail;        // ... and ever offered by the manager.
-  uint32_t overflows;        // Appends refused because the steady ring was full.
-  uint32_t reserved;
+  // The kernels'. Epochs count steps.
+  uint64_t started;           // Steps up to here may read what was published when they began ...
+  uint64_t completed_epoch;   // ... and up to here read nothing any more; written last in each.
+  uint64_t appended;          // Token positions appended so far: the end of the steady ring.
+  uint64_t log_end;           // BlockUse entries ever written; the ring holds the last of them.
+  uint64_t hits;              // Blocks ever asked for and found in the cache ...
+  uint64_t misses;            // ... and not found.
+  uint64_t free_head;         // Free slots ever taken by the kernels.
+  uint64_t overflows;         // Appends refused because the steady ring was full.
+  uint64_t appended_settled;  // `appended` and `log_end` of the last step that completed: their
+  uint64_t log_settled;       //   rows and entries are in place for whoever reads by DMA.
+  uint64_t reserved;
+  // The manager's.
+  uint64_t free_tail;  // Free slots ever offered.
+  uint64_t published;  // Versions ever published; the current area is this modulo 2.
+  uint64_t reserved_too[2];
 };
+static_assert(sizeof(HeadState) == 128);
 
 // An entry of the log: which block a step used and where it was found.
 struct BlockUse {
