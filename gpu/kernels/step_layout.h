@@ -51,7 +51,7 @@ struct HeadState {
   uint64_t overflows;         // Appends refused because the steady ring was full.
   uint64_t appended_settled;  // `appended` and `log_end` of the last step that completed: their
   uint64_t log_settled;       //   rows and entries are in place for whoever reads by DMA.
-  uint64_t reserved;
+  uint64_t reserved[2];
   // The manager's.
   uint64_t free_tail;  // Free slots ever offered.
   uint64_t published;  // Versions ever published; the current area is this modulo 2.
