@@ -25,9 +25,23 @@ struct BufferWord {
   uint64_t value = 0;
 };
 
+// A naturally aligned 32-bit entry of an array that another party writes, too.
+struct BufferEntry {
+  uint64_t offset = 0;
+  uint32_t value = 0;
+};
+
+// Bytes of the buffer and where they go.
+struct ByteRead {
+  uint64_t offset = 0;
+  std::byte* target = nullptr;
+  uint64_t bytes = 0;
+};
+
 // Thread-safe. Every call ends when its bytes are in place, and keeps the order of the calls:
 // whoever sees a word sees what was written before it. Host memory never fails; a device's failure
-// is Unavailable and lasts. Nothing is ever read back.
+// is Unavailable and lasts. Only what others write there (docs/decisions/015-resident-region.md) is
+// ever read back, and what is read is a hint.
 class BufferMemory {
  public:
   virtual ~BufferMemory() = default;
@@ -38,6 +52,12 @@ class BufferMemory {
   virtual absl::Status Write(std::span<const ByteCopy> copies,
                              const std::optional<BufferWord>& word = std::nullopt) = 0;
   virtual absl::Status Zero(uint64_t offset, uint64_t bytes) = 0;
+  // Stores the entries, then the words; each whole, and nothing between them.
+  virtual absl::Status Scatter(std::span<const BufferEntry> entries,
+                               std::span<const BufferWord> words) = 0;
+  // Copies out what is there after all calls before this one. An aligned 64-bit word is read whole;
+  // two words may be of different moments.
+  virtual absl::Status Read(std::span<const ByteRead> pieces) = 0;
 
   absl::Status Store(uint64_t offset, uint64_t value) {
     return Write({}, BufferWord{offset, value});

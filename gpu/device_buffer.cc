@@ -24,6 +24,15 @@ class DeviceBuffer : public BufferMemory {
     return Explain(copier_->Zero(mapping_->address(), offset, bytes));
   }
 
+  absl::Status Scatter(std::span<const BufferEntry> entries,
+                       std::span<const BufferWord> words) override {
+    return Explain(copier_->Scatter(mapping_->address(), entries, words));
+  }
+
+  absl::Status Read(std::span<const ByteRead> pieces) override {
+    return Explain(copier_->Read(mapping_->address(), pieces));
+  }
+
  private:
   static absl::Status Explain(const absl::Status& status) {
     if (status.ok() || absl::IsResourceExhausted(status)) return status;

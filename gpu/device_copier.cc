@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "gpu/buffer_layout.h"
 #include "storage/base/cpuset.h"
 #include "storage/base/status_macros.h"
 
@@ -105,26 +106,92 @@ absl::Status DeviceCopier::WriteThrough(const Lane& lane, cuda::DevicePointer ba
   if (word.has_value()) {
     WAVEKV_RETURN_IF_ERROR(lane.stream->StoreWord(base + word->offset, word->value));
   }
-  return lane.stream->Synchronise();
+  return absl::OkStatus();
+}
+
+// Entries that follow one another go in one transfer.
+absl::Status DeviceCopier::ScatterThrough(const Lane& lane, cuda::DevicePointer base,
+                                          std::span<const BufferEntry> entries,
+                                          std::span<const BufferWord> words) {
+  constexpr uint64_t kEntryBytes = sizeof(BufferEntry::value);
+  const size_t staged_max = lane.staging->bytes() / kEntryBytes;
+  std::byte* const staging = lane.staging->data();
+  for (size_t first = 0; first < entries.size(); first += staged_max) {
+    if (first > 0)
+      WAVEKV_RETURN_IF_ERROR(lane.stream->Synchronise());  // The staging memory is read.
+    const auto batch = entries.subspan(first, std::min(staged_max, entries.size() - first));
+    for (size_t begin = 0, i = 0; i < batch.size(); ++i) {
+      std::memcpy(staging + i * kEntryBytes, &batch[i].value, kEntryBytes);
+      const bool goes_on =
+          i + 1 < batch.size() && batch[i + 1].offset == batch[i].offset + kEntryBytes;
+      if (goes_on) continue;
+      WAVEKV_RETURN_IF_ERROR(lane.stream->CopyIn(base + batch[begin].offset,
+                                                 staging + begin * kEntryBytes,
+                                                 (i + 1 - begin) * kEntryBytes));
+      begin = i + 1;
+    }
+  }
+  for (const BufferWord& word : words) {
+    WAVEKV_RETURN_IF_ERROR(lane.stream->StoreWord(base + word.offset, word.value));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceCopier::ReadThrough(const Lane& lane, cuda::DevicePointer base,
+                                       std::span<const ByteRead> pieces) {
+  std::byte* const staging = lane.staging->data();
+  std::vector<ByteRead> staged;  // In the order of their places in the staging memory.
+  uint64_t used = 0;
+  const auto unload = [&] {
+    WAVEKV_RETURN_IF_ERROR(lane.stream->Synchronise());
+    const std::byte* from = staging;
+    for (const ByteRead& piece : staged) {
+      std::memcpy(piece.target, from, piece.bytes);
+      from += AlignUp(piece.bytes, kRowAlignBytes);
+    }
+    staged.clear();
+    used = 0;
+    return absl::OkStatus();
+  };
+  for (const ByteRead& piece : pieces) {
+    for (uint64_t done = 0; done < piece.bytes;) {
+      if (used >= lane.staging->bytes()) WAVEKV_RETURN_IF_ERROR(unload());
+      const uint64_t bytes = std::min(piece.bytes - done, lane.staging->bytes() - used);
+      WAVEKV_RETURN_IF_ERROR(
+          lane.stream->CopyOut(staging + used, base + piece.offset + done, bytes));
+      staged.push_back({piece.offset + done, piece.target + done, bytes});
+      used += AlignUp(bytes, kRowAlignBytes);
+      done += bytes;
+    }
+  }
+  return unload();
+}
+
+absl::Status DeviceCopier::OnLane(absl::FunctionRef<absl::Status(const Lane&)> queue) {
+  WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Borrow());
+  absl::Status status = queue(*lane);
+  status.Update(lane->stream->Synchronise());
+  Return(std::move(lane));
+  return status;
 }
 
 absl::Status DeviceCopier::Write(cuda::DevicePointer base, std::span<const ByteCopy> copies,
                                  const std::optional<BufferWord>& word) {
-  WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Borrow());
-  const absl::Status status = WriteThrough(*lane, base, copies, word);
-  // What was queued before a failure may still read the staging memory.
-  if (!status.ok()) (void)lane->stream->Synchronise();
-  Return(std::move(lane));
-  return status;
+  return OnLane([&](const Lane& lane) { return WriteThrough(lane, base, copies, word); });
 }
 
 absl::Status DeviceCopier::Zero(cuda::DevicePointer base, uint64_t offset, uint64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
-  WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Borrow());
-  absl::Status status = lane->stream->Zero(base + offset, bytes);
-  if (status.ok()) status = lane->stream->Synchronise();
-  Return(std::move(lane));
-  return status;
+  return OnLane([&](const Lane& lane) { return lane.stream->Zero(base + offset, bytes); });
+}
+
+absl::Status DeviceCopier::Scatter(cuda::DevicePointer base, std::span<const BufferEntry> entries,
+                                   std::span<const BufferWord> words) {
+  return OnLane([&](const Lane& lane) { return ScatterThrough(lane, base, entries, words); });
+}
+
+absl::Status DeviceCopier::Read(cuda::DevicePointer base, std::span<const ByteRead> pieces) {
+  return OnLane([&](const Lane& lane) { return ReadThrough(lane, base, pieces); });
 }
 
 }  // namespace wavekv

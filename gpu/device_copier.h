@@ -1,5 +1,5 @@
-// Brings host memory to a device by DMA, for many threads: gathered into pinned staging memory by
-// several threads, moved by one transfer where the targets allow it.
+// Brings host memory to a device by DMA, and back, for many threads: gathered into pinned staging
+// memory by several threads, moved by one transfer where the targets allow it.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gpu/buffer_memory.h"
@@ -32,10 +33,13 @@ class DeviceCopier {
   // Options for the CPUs that this process may use.
   static DeviceCopierOptions OptionsForThisMachine();
 
-  // BufferMemory::Write and Zero on the mapping that begins at `base`.
+  // BufferMemory's calls on the mapping that begins at `base`.
   absl::Status Write(cuda::DevicePointer base, std::span<const ByteCopy> copies,
                      const std::optional<BufferWord>& word);
   absl::Status Zero(cuda::DevicePointer base, uint64_t offset, uint64_t bytes);
+  absl::Status Scatter(cuda::DevicePointer base, std::span<const BufferEntry> entries,
+                       std::span<const BufferWord> words);
+  absl::Status Read(cuda::DevicePointer base, std::span<const ByteRead> pieces);
 
   const std::shared_ptr<const CudaDevice>& device() const { return device_; }
 
@@ -47,10 +51,18 @@ class DeviceCopier {
   absl::StatusOr<std::unique_ptr<Lane>> Borrow();
   absl::StatusOr<std::unique_ptr<Lane>> MakeLane() const;
   void Return(std::unique_ptr<Lane> lane);
+  // Queues work on a lane of its own and waits for it. What was queued before a failure may still
+  // use the staging memory: it is waited for, too.
+  absl::Status OnLane(absl::FunctionRef<absl::Status(const Lane&)> queue);
   void Gather(const TransferBatch& batch, std::byte* staging);
   absl::Status WriteThrough(const Lane& lane, cuda::DevicePointer base,
                             std::span<const ByteCopy> copies,
                             const std::optional<BufferWord>& word);
+  static absl::Status ScatterThrough(const Lane& lane, cuda::DevicePointer base,
+                                     std::span<const BufferEntry> entries,
+                                     std::span<const BufferWord> words);
+  static absl::Status ReadThrough(const Lane& lane, cuda::DevicePointer base,
+                                  std::span<const ByteRead> pieces);
 
   const std::shared_ptr<const CudaDevice> device_;
   const DeviceCopierOptions options_;
