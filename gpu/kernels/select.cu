@@ -468,12 +468,13 @@ class Selector {
       if (slot >= 0) {
         const char* keys = static_cast<const char*>(head_.slots) + slot * 2 * block_bytes;
         blocks[hit++] = {keys, keys + block_bytes, rows, -1};
-        Log(log_place, block, slot);
+        Log(log_place, {block, slot, kNoPlace});
       } else {
-        if (miss < free_count) slot = TakeSlot(shared_->state.free_head + miss, block);
+        const uint64_t place = shared_->state.free_head + miss;
+        if (miss < free_count) slot = TakeSlot(place, block);
         blocks[capacity - 1 - miss++] = {located.keys + j * block_bytes,
                                          located.values + j * block_bytes, rows, slot};
-        Log(log_place, block | kMissBit, slot);
+        Log(log_place, {block | kMissBit, slot, slot < 0 ? kNoPlace : place});
       }
     }
     for (uint32_t g = 0; g < group_; ++g) logits_[g * stride + located.cluster] = -INFINITY;
@@ -487,8 +488,8 @@ class Selector {
     return static_cast<int32_t>(slot);
   }
 
-  __device__ void Log(uint64_t place, uint32_t block, int32_t slot) const {
-    if (head_.log_capacity > 0) head_.log[place % head_.log_capacity] = {block, slot};
+  __device__ void Log(uint64_t log_place, const BlockUse& use) const {
+    if (head_.log_capacity > 0) head_.log[log_place % head_.log_capacity] = use;
   }
 
   // Counts of the unit, and the state that the next step starts from. One CTA of the cluster calls

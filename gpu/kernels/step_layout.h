@@ -59,11 +59,14 @@ struct HeadState {
 };
 static_assert(sizeof(HeadState) == 128);
 
-// An entry of the log: which block a step used and where it was found.
+// An entry of the log: which block a step used and where it was found. A claim names its place in
+// the ring of free slots, so that an old entry is not taken for a new one.
 struct BlockUse {
   uint32_t block;  // Flat block of the head, kMissBit set when it came from the pool.
   int32_t slot;    // Where it lies now; -1: in no slot.
+  uint64_t place;  // Of the slot in the ring, of those ever offered; kNoPlace: it was not taken.
 };
+inline constexpr uint64_t kNoPlace = ~uint64_t{0};
 inline constexpr uint32_t kMissBit = 1u << 31;
 
 // Arrays are 16-byte aligned. One (sequence, layer, KV head): immutable for as long as a step may

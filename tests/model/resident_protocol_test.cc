@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/model/block_cache_model.h"
+#include "tests/model/resident_region_model.h"
 #include "tests/model/steady_ring_model.h"
 
 namespace wavekv::testing {
@@ -21,12 +22,20 @@ TEST(BlockCacheProtocolTest, HoldsInEveryInterleaving) {
   const Exploration found = Explore(BlockCacheModel({}));
   EXPECT_EQ(found.problem, "") << TraceOf(found);
   EXPECT_GT(found.state_count, 10000u) << "the model does little";
+  printf("%zu\n", found.state_count);
 }
 
 TEST(SteadyRingProtocolTest, HoldsInEveryInterleaving) {
   const Exploration found = Explore(SteadyRingModel({}));
   EXPECT_EQ(found.problem, "") << TraceOf(found);
   EXPECT_GT(found.state_count, 1000u) << "the model does little";
+}
+
+TEST(ResidentRegionProtocolTest, HoldsInEveryInterleaving) {
+  const Exploration found = Explore(ResidentRegionModel({}));
+  EXPECT_EQ(found.problem, "") << TraceOf(found);
+  EXPECT_GT(found.state_count, 10000u) << "the model does little";
+  printf("%zu\n", found.state_count);
 }
 
 template <class Rules>
@@ -87,6 +96,32 @@ INSTANTIATE_TEST_SUITE_P(
                       RingRule{"IndexIsOfCopiedRows",
                                &SteadyRingModel::Rules::index_is_of_copied_rows,
                                "not the tokens'"}),
+    [](const auto& info) { return info.param.name; });
+
+using RegionRules = ResidentRegionModel::Rules;
+using RegionRule = LeftOut<RegionRules>;
+class ResidentRegionRuleTest : public ::testing::TestWithParam<RegionRule> {};
+
+TEST_P(ResidentRegionRuleTest, IsNeeded) {
+  RegionRules rules;
+  rules.*GetParam().rule = false;
+  const Exploration found = Explore(ResidentRegionModel(rules));
+  EXPECT_THAT(found.problem, ::testing::HasSubstr(GetParam().problem)) << TraceOf(found);
+  EXPECT_FALSE(found.trace.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ResidentRegionRuleTest,
+    ::testing::Values(
+        RegionRule{"SlotWaitsForCompleted", &RegionRules::slot_waits_for_completed, "another"},
+        RegionRule{"NumberWaitsForCompleted", &RegionRules::number_waits_for_completed, "a"},
+        RegionRule{"NumberWaitsForLog", &RegionRules::number_waits_for_log, "a"},
+        RegionRule{"NumberWaitsForDoubts", &RegionRules::number_waits_for_doubts, "a"},
+        RegionRule{"LogIsOfTheNextReading", &RegionRules::log_is_of_the_next_reading, "a"},
+        RegionRule{"LateClaimLeavesTheTable", &RegionRules::late_claim_leaves_the_table, "a"},
+        RegionRule{"DoubtWaitsForCompleted", &RegionRules::doubt_waits_for_completed, "a"},
+        RegionRule{"LappedLogIsNoticed", &RegionRules::lapped_log_is_noticed, "a"},
+        RegionRule{"ClaimsNameTheirPlace", &RegionRules::claims_name_their_place, "nobody fills"}),
     [](const auto& info) { return info.param.name; });
 
 // The checker itself: it finds what is there, and the shortest way to it.

@@ -285,12 +285,20 @@ class StepTest : public testing::TestWithParam<Row> {
     EXPECT_EQ(state->free_head - before.free_head, std::min<uint64_t>(misses, free_before));
     ASSERT_EQ(state->log_end, before.log_end + hits + misses);
     std::set<uint32_t> logged;
+    std::set<uint64_t> places;
     uint32_t logged_misses = 0;
     for (uint64_t i = before.log_end; i < state->log_end; ++i) {
       const BlockUse& use = (*log)[i % log->size()];
       const uint32_t block = use.block & ~kMissBit;
       logged.insert(block);
       EXPECT_TRUE(use.slot < 0 || (*table)[block] == use.slot) << block;
+      const bool claim = (use.block & kMissBit) != 0 && use.slot >= 0;
+      EXPECT_EQ(use.place != kNoPlace, claim) << block;
+      if (claim) {
+        EXPECT_GE(use.place, before.free_head) << block;
+        EXPECT_LT(use.place, state->free_head) << block;
+        EXPECT_TRUE(places.insert(use.place).second) << block;
+      }
       logged_misses += (use.block & kMissBit) != 0;
     }
     EXPECT_EQ(logged, blocks);
