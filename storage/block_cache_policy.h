@@ -22,18 +22,30 @@ struct BlockKey {
   }
 };
 
+struct SlotOfBlock {
+  BlockKey key;
+  uint32_t slot = 0;
+
+  friend bool operator==(const SlotOfBlock&, const SlotOfBlock&) = default;
+};
+
 struct BlockCacheCounters {
   uint64_t hits = 0;      // hits + misses = look-ups.
   uint64_t misses = 0;    // Blocks that are being filled count as missed.
   uint64_t admitted = 0;  // Slots handed out to be filled.
   uint64_t refused = 0;   // Admissions that found every slot in use.
-  uint64_t evicted = 0;   // Blocks that gave way to an admission.
-  uint64_t erased = 0;    // Blocks that left with their segment.
+  uint64_t adopted = 0;   // Slots that others filled.
+  uint64_t evicted = 0;   // Blocks that gave way to others.
+  uint64_t erased = 0;    // Blocks that left by themselves or with their segment.
 };
 
 // The life of a slot: free -> (Admit) filling -> (Publish) filled -> (eviction or EraseSegment)
 // free. A slot that a step may still read is handed out again only once that step is completed.
 // Steps are the caller's, counted up. Not thread-safe: the cache's owner holds its lock.
+//
+// Where others fill the slots (docs/decisions/015-resident-region.md), the caller says what they
+// did, free -> (Adopt) filled -> (Evict, Erase or EraseSegment) free, and knows by itself which
+// free slots may be filled.
 class BlockCachePolicy {
  public:
   virtual ~BlockCachePolicy() = default;
@@ -50,6 +62,18 @@ class BlockCachePolicy {
   // them from now on; otherwise the slot is free again. Returns false when nothing was published,
   // because the copy failed or the segment was erased meanwhile.
   virtual bool Publish(uint32_t slot, bool filled = true) = 0;
+
+  // Takes note that `slot`, free until now, holds `key`: look-ups find it from now on. False, and
+  // nothing changes, when another slot holds `key` or is being filled with it.
+  virtual bool Adopt(const BlockKey& key, uint32_t slot) = 0;
+
+  // Frees the slot whose block is worth least among those that no step after `completed_step`
+  // reads, and says what it held; nullopt: there is none.
+  virtual std::optional<SlotOfBlock> Evict(uint64_t completed_step) = 0;
+
+  // Forgets one filled block. Steps under way may still read its slot, which is returned; nullopt:
+  // no slot is filled with it.
+  virtual std::optional<uint32_t> Erase(const BlockKey& key) = 0;
 
   // Forgets all blocks of a segment. Steps under way may still read them, so their slots are free
   // only once every step known now is completed.

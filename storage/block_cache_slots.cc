@@ -62,12 +62,7 @@ bool BlockCacheSlots::Publish(uint32_t slot, bool filled) {
   WAVEKV_CHECK(state == CacheSlot::State::kFilling || state == CacheSlot::State::kAbandoned,
                "a slot was published that is not being filled");
   if (filled && state == CacheSlot::State::kFilling) {
-    slots_[slot].state = CacheSlot::State::kFilled;
-    // As if the newest step had read it: keeps slots sorted by last_step that are
-    // sorted by recency.
-    slots_[slot].last_step = newest_step_;
-    ++block_count_;
-    OnFilled(slot);
+    Fill(slot);
     return true;
   }
   if (state == CacheSlot::State::kFilling) {
@@ -77,6 +72,49 @@ bool BlockCacheSlots::Publish(uint32_t slot, bool filled) {
   slots_[slot].state = CacheSlot::State::kFree;
   idle_.PushBack(slot);
   return false;
+}
+
+void BlockCacheSlots::Fill(uint32_t slot) {
+  slots_[slot].state = CacheSlot::State::kFilled;
+  // As if the newest step had read it: keeps slots sorted by last_step that are
+  // sorted by recency.
+  slots_[slot].last_step = newest_step_;
+  ++block_count_;
+  OnFilled(slot);
+}
+
+bool BlockCacheSlots::Adopt(const BlockKey& key, uint32_t slot) {
+  WAVEKV_CHECK(slot < slots_.size(), "no such slot");
+  const CacheSlot::State state = slots_[slot].state;
+  WAVEKV_CHECK(state == CacheSlot::State::kFree || state == CacheSlot::State::kRetired,
+               "a slot was adopted that is not free");
+  if (!by_key_.try_emplace(key, slot).second) return false;
+  (state == CacheSlot::State::kFree ? idle_ : retired_).Remove(slot);
+  slots_[slot].key = key;
+  JoinSegment(slot);
+  ++counters_.adopted;
+  Fill(slot);
+  return true;
+}
+
+std::optional<SlotOfBlock> BlockCacheSlots::Evict(uint64_t completed_step) {
+  const uint32_t slot = EvictWorst(completed_step);
+  if (slot == kNoSlot) return std::nullopt;
+  slots_[slot].state = CacheSlot::State::kFree;
+  idle_.PushBack(slot);
+  return SlotOfBlock{slots_[slot].key, slot};
+}
+
+std::optional<uint32_t> BlockCacheSlots::Erase(const BlockKey& key) {
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end() || slots_[found->second].state != CacheSlot::State::kFilled) {
+    return std::nullopt;
+  }
+  const uint32_t slot = found->second;
+  by_key_.erase(found);
+  LeaveSegment(slot);
+  Retire(slot);
+  return slot;
 }
 
 void BlockCacheSlots::EraseSegment(uint64_t segment_uid) {
@@ -89,18 +127,22 @@ void BlockCacheSlots::EraseSegment(uint64_t segment_uid) {
     const uint32_t next = gone.segment_next;
     by_key_.erase(gone.key);
     if (gone.state == CacheSlot::State::kFilled) {
-      OnErased(slot);
-      --block_count_;
-      ++counters_.erased;
-      // Until the newest step is done, at least: keeps the retired list sorted by last_step.
-      gone.state = CacheSlot::State::kFree;
-      gone.last_step = newest_step_;
-      retired_.PushBack(slot);
+      Retire(slot);
     } else {
       gone.state = CacheSlot::State::kAbandoned;  // Whoever fills it still writes to it.
     }
     slot = next;
   }
+}
+
+void BlockCacheSlots::Retire(uint32_t slot) {
+  OnErased(slot);
+  --block_count_;
+  ++counters_.erased;
+  // Until the newest step is done, at least: keeps the retired list sorted by last_step.
+  slots_[slot].state = CacheSlot::State::kRetired;
+  slots_[slot].last_step = newest_step_;
+  retired_.PushBack(slot);
 }
 
 uint32_t BlockCacheSlots::TakeSlot(uint64_t completed_step) {
@@ -113,6 +155,10 @@ uint32_t BlockCacheSlots::TakeSlot(uint64_t completed_step) {
     retired_.Remove(slot);
     return slot;
   }
+  return EvictWorst(completed_step);
+}
+
+uint32_t BlockCacheSlots::EvictWorst(uint64_t completed_step) {
   const uint32_t slot = Victim(completed_step);
   if (slot == kNoSlot) return kNoSlot;
   OnEvicted(slot);

@@ -13,8 +13,9 @@ namespace wavekv {
 inline constexpr uint32_t kNoSlot = ~0u;
 
 struct CacheSlot {
-  // kAbandoned: filling, but its segment was erased; nobody will find it.
-  enum class State : uint8_t { kFree, kFilling, kAbandoned, kFilled };
+  // kRetired: free, but steps up to last_step may still read it. kAbandoned: filling, but its
+  // segment was erased; nobody will find it.
+  enum class State : uint8_t { kFree, kRetired, kFilling, kAbandoned, kFilled };
 
   BlockKey key;
   uint64_t last_step = 0;  // Last step that may read it.
@@ -50,6 +51,9 @@ class BlockCacheSlots : public BlockCachePolicy {
   std::optional<uint32_t> Lookup(const BlockKey& key, uint64_t step) final;
   std::optional<uint32_t> Admit(const BlockKey& key, uint64_t completed_step) final;
   bool Publish(uint32_t slot, bool filled) final;
+  bool Adopt(const BlockKey& key, uint32_t slot) final;
+  std::optional<SlotOfBlock> Evict(uint64_t completed_step) final;
+  std::optional<uint32_t> Erase(const BlockKey& key) final;
   void EraseSegment(uint64_t segment_uid) final;
   uint32_t slot_count() const final { return static_cast<uint32_t>(slots_.size()); }
   uint32_t block_count() const final { return block_count_; }
@@ -73,6 +77,11 @@ class BlockCacheSlots : public BlockCachePolicy {
  private:
   // A slot that no step after `completed_step` reads, belonging to nobody; kNoSlot: none.
   uint32_t TakeSlot(uint64_t completed_step);
+  // The worst filled slot that no step after `completed_step` reads, emptied; kNoSlot: none.
+  uint32_t EvictWorst(uint64_t completed_step);
+  void Fill(uint32_t slot);
+  // A filled slot's block is gone; steps under way may still read it.
+  void Retire(uint32_t slot);
   void JoinSegment(uint32_t slot);
   void LeaveSegment(uint32_t slot);
 

@@ -104,8 +104,53 @@ TEST_P(BlockCachePolicyTest, ErasedSlotsWaitForTheirReaders) {
   EXPECT_TRUE(policy->Admit({2, 0}, 9).has_value());
 }
 
+TEST_P(BlockCachePolicyTest, AdoptedSlotsAreFound) {
+  auto policy = GetParam().make(3);
+  EXPECT_TRUE(policy->Adopt({1, 0}, 2));
+  EXPECT_EQ(policy->Lookup({1, 0}, 1), 2u);
+  EXPECT_FALSE(policy->Adopt({1, 0}, 1)) << "slot 2 has it";
+  ASSERT_TRUE(policy->Admit({1, 1}, 0).has_value());
+  EXPECT_FALSE(policy->Adopt({1, 1}, 1)) << "it is on its way elsewhere";
+  EXPECT_EQ(policy->block_count(), 1u);
+  EXPECT_EQ(policy->counters().adopted, 1u);
+  EXPECT_TRUE(policy->Adopt({1, 2}, 1)) << "a refusal takes no slot";
+}
+
+TEST_P(BlockCachePolicyTest, EvictNamesWhatIsWorthLeast) {
+  auto policy = GetParam().make(3);
+  EXPECT_EQ(policy->Evict(kAllDone), std::nullopt) << "nothing is filled";
+  for (uint32_t block = 0; block < 3; ++block) ASSERT_TRUE(policy->Adopt({1, block}, block));
+  for (uint32_t block = 0; block < 3; ++block) {
+    ASSERT_TRUE(policy->Lookup({1, 2 - block}, block + 1).has_value());
+  }
+  EXPECT_EQ(policy->Evict(0), std::nullopt) << "steps may still read all of them";
+  EXPECT_EQ(policy->Evict(2), (SlotOfBlock{{1, 2}, 2}));
+  EXPECT_EQ(policy->Lookup({1, 2}, 4), std::nullopt);
+  EXPECT_EQ(policy->counters().evicted, 1u);
+  EXPECT_TRUE(policy->Adopt({2, 7}, 2)) << "it is free";
+  EXPECT_EQ(policy->Lookup({2, 7}, 4), 2u);
+}
+
+TEST_P(BlockCachePolicyTest, ErasedBlocksAreForgottenOneByOne) {
+  auto policy = GetParam().make(3);
+  for (uint32_t block = 0; block < 3; ++block) ASSERT_TRUE(policy->Adopt({1, block}, block));
+  EXPECT_EQ(policy->Erase({1, 1}), 1u);
+  EXPECT_EQ(policy->Erase({1, 1}), std::nullopt);
+  EXPECT_EQ(policy->Lookup({1, 1}, 1), std::nullopt);
+  EXPECT_EQ(policy->block_count(), 2u);
+  EXPECT_TRUE(policy->Adopt({1, 9}, 1)) << "whoever fills slots knows which may be filled";
+  policy->EraseSegment(1);
+  EXPECT_EQ(policy->block_count(), 0u);
+  EXPECT_EQ(policy->counters().erased, 4u);
+  const auto slot = policy->Admit({2, 0}, kAllDone);
+  ASSERT_TRUE(slot.has_value());
+  EXPECT_EQ(policy->Erase({2, 0}), std::nullopt) << "it is not filled yet";
+  EXPECT_TRUE(policy->Publish(*slot));
+}
+
 TEST_P(BlockCachePolicyTest, NoSlotsMeansNoCache) {
   auto policy = GetParam().make(0);
+  EXPECT_EQ(policy->Evict(kAllDone), std::nullopt);
   EXPECT_EQ(policy->Admit({1, 0}, kAllDone), std::nullopt);
   EXPECT_EQ(policy->Lookup({1, 0}, 1), std::nullopt);
 }
@@ -156,11 +201,17 @@ class NaivePolicy {
   std::optional<uint32_t> Lookup(const BlockKey& key, uint64_t step) {
     newest_step_ = std::max(newest_step_, step);
     lookups_[{key.segment_uid, key.block}].push_back(++lookup_count_);
+    const std::optional<uint32_t> slot = SlotOf(key);
+    if (slot.has_value()) {
+      slots_[*slot].last_step = step;
+      slots_[*slot].used_at = ++now_;
+    }
+    return slot;
+  }
+
+  std::optional<uint32_t> SlotOf(const BlockKey& key) const {
     for (uint32_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].state != kFilled || !(slots_[i].key == key)) continue;
-      slots_[i].last_step = step;
-      slots_[i].used_at = ++now_;
-      return i;
+      if (slots_[i].state == kFilled && slots_[i].key == key) return i;
     }
     return std::nullopt;
   }
@@ -171,23 +222,13 @@ class NaivePolicy {
     });
   }
 
-  // Slots that may be given to a new block: any free one, else the least recently used.
+  // Slots that may be given to a new block: any free one, else one of the victims.
   std::set<uint32_t> Candidates(uint64_t completed_step) const {
-    std::set<uint32_t> free, worst;
-    double least = std::numeric_limits<double>::infinity();
+    std::set<uint32_t> free;
     for (uint32_t i = 0; i < slots_.size(); ++i) {
-      const Entry& entry = slots_[i];
-      if (entry.last_step > completed_step) continue;
-      if (entry.state == kFree) free.insert(i);
-      if (entry.state == kFilled) least = std::min(least, Worth(entry));
+      if (slots_[i].state == kFree && slots_[i].last_step <= completed_step) free.insert(i);
     }
-    for (uint32_t i = 0; i < slots_.size(); ++i) {
-      const Entry& entry = slots_[i];
-      if (entry.last_step > completed_step || entry.state != kFilled) continue;
-      // Sums that differ by rounding are the same.
-      if (Worth(entry) <= least + 1e-9 * std::fabs(least)) worst.insert(i);
-    }
-    return free.empty() ? worst : free;
+    return free.empty() ? Victims(completed_step) : free;
   }
 
   void Fill(uint32_t slot, const BlockKey& key) { slots_[slot] = {key, kFilling, 0, 0}; }
@@ -202,6 +243,40 @@ class NaivePolicy {
     std::vector<uint64_t>& lookups = lookups_[{entry.key.segment_uid, entry.key.block}];
     if (visible && lookups.empty()) lookups.push_back(lookup_count_);
     return visible;
+  }
+
+  bool Adopt(uint32_t slot, const BlockKey& key) {
+    if (Knows(key)) return false;
+    Fill(slot, key);
+    return Publish(slot, true);
+  }
+
+  bool IsFree(uint32_t slot) const { return slots_[slot].state == kFree; }
+
+  // The block of a slot that gives way, or is forgotten.
+  BlockKey Empty(uint32_t slot, bool forgotten) {
+    Entry& entry = slots_[slot];
+    if (forgotten) lookups_.erase({entry.key.segment_uid, entry.key.block});
+    entry.state = kFree;
+    entry.last_step = forgotten ? newest_step_ : entry.last_step;
+    return entry.key;
+  }
+
+  // Filled slots of which one may be emptied.
+  std::set<uint32_t> Victims(uint64_t completed_step) const {
+    std::set<uint32_t> worst;
+    double least = std::numeric_limits<double>::infinity();
+    const auto may_go = [&](const Entry& entry) {
+      return entry.state == kFilled && entry.last_step <= completed_step;
+    };
+    for (const Entry& entry : slots_) {
+      if (may_go(entry)) least = std::min(least, Worth(entry));
+    }
+    for (uint32_t i = 0; i < slots_.size(); ++i) {
+      // Sums that differ by rounding are the same.
+      if (may_go(slots_[i]) && Worth(slots_[i]) <= least + 1e-9 * std::fabs(least)) worst.insert(i);
+    }
+    return worst;
   }
 
   void Erase(uint64_t uid) {
@@ -261,7 +336,7 @@ TEST_P(BlockCachePolicyTest, RandomTrafficAgreesWithANaiveModel) {
     uint64_t step = 1, completed = 0, asked = 0, hits = 0;
     for (int action = 0; action < 20000; ++action) {
       const BlockKey key{1 + rng() % 5, static_cast<uint32_t>(rng() % 6)};
-      switch (rng() % 8) {
+      switch (rng() % 11) {
         case 0: {
           step += rng() % 2;
           completed += rng() % (step - completed + 1);
@@ -300,6 +375,27 @@ TEST_P(BlockCachePolicyTest, RandomTrafficAgreesWithANaiveModel) {
           break;
         }
         case 7: {
+          const auto slot = static_cast<uint32_t>(rng() % slot_count);
+          if (!model.IsFree(slot)) break;
+          ASSERT_EQ(policy->Adopt(key, slot), model.Adopt(slot, key)) << "action " << action;
+          break;
+        }
+        case 8: {
+          const auto evicted = policy->Evict(completed);
+          const std::set<uint32_t> victims = model.Victims(completed);
+          ASSERT_EQ(evicted.has_value(), !victims.empty()) << "action " << action;
+          if (!evicted.has_value()) break;
+          ASSERT_TRUE(victims.contains(evicted->slot)) << "action " << action;
+          ASSERT_EQ(evicted->key, model.Empty(evicted->slot, /*forgotten=*/false));
+          break;
+        }
+        case 9: {
+          const auto expected = model.SlotOf(key);
+          ASSERT_EQ(policy->Erase(key), expected) << "action " << action;
+          if (expected.has_value()) model.Empty(*expected, /*forgotten=*/true);
+          break;
+        }
+        case 10: {
           if (rng() % 4 != 0) break;
           policy->EraseSegment(key.segment_uid);
           model.Erase(key.segment_uid);
@@ -321,6 +417,9 @@ TEST_P(BlockCachePolicyTest, PublishingWhatIsNotBeingFilledAborts) {
   auto policy = GetParam().make(2);
   EXPECT_DEATH(policy->Publish(0), "not being filled");
   EXPECT_DEATH(policy->Publish(2), "no such slot");
+  EXPECT_DEATH(policy->Adopt({1, 0}, 2), "no such slot");
+  ASSERT_TRUE(policy->Adopt({1, 0}, 0));
+  EXPECT_DEATH(policy->Adopt({1, 1}, 0), "not free");
 }
 
 }  // namespace
