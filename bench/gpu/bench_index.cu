@@ -258,12 +258,9 @@ std::vector<Task> MakeTasks(uint32_t units, uint32_t tokens, const void* keys, c
   return tasks;
 }
 
-// Places of the tasks' clusters and blocks, and the chunks; fills what depends on them in `built`.
-std::vector<std::vector<gpu::ClusterChunk>> PlaceClusters(const std::vector<uint32_t>& counts,
-                                                          const std::vector<uint32_t>& blocks,
-                                                          std::vector<Task>* tasks,
-                                                          BuiltLayer* built) {
-  std::vector<std::vector<gpu::ClusterChunk>> chunks(built->shape.units);
+// Places of the tasks' clusters and blocks; fills what depends on them in `built`.
+void PlaceClusters(const std::vector<uint32_t>& counts, const std::vector<uint32_t>& blocks,
+                   std::vector<Task>* tasks, BuiltLayer* built) {
   built->cluster_counts.assign(built->shape.units, 0);
   built->block_counts.assign(built->shape.units, 0);
   built->real_clusters.assign(built->shape.units, 0);
@@ -272,27 +269,14 @@ std::vector<std::vector<gpu::ClusterChunk>> PlaceClusters(const std::vector<uint
     uint32_t& clusters = built->cluster_counts[task.unit];
     task.first_cluster = clusters;
     task.first_block = built->block_counts[task.unit];
-    const uint32_t pads = (counts[i] + kClusterPad - 1) / kClusterPad;
-    const uint32_t per_chunk = gpu::kChunkClusters / kClusterPad;
-    const uint32_t pieces = (pads + per_chunk - 1) / per_chunk;
-    for (uint32_t p = 0; p < pieces; ++p) {
-      const uint32_t begin = pads * p / pieces, end = pads * (p + 1) / pieces;
-      chunks[task.unit].push_back({clusters + begin * kClusterPad,
-                                   static_cast<uint16_t>((end - begin) * kClusterPad),
-                                   static_cast<uint16_t>(task.segment)});
-    }
-    clusters += pads * kClusterPad;
+    clusters += (counts[i] + kClusterPad - 1) / kClusterPad * kClusterPad;
     built->block_counts[task.unit] += blocks[i];
     built->real_clusters[task.unit] += counts[i];
   }
   for (uint32_t unit = 0; unit < built->shape.units; ++unit) {
-    const auto count = static_cast<uint32_t>(chunks[unit].size());
-    built->chunk_counts.push_back(count);
-    built->shape.chunks = std::max(built->shape.chunks, count);
     built->shape.clusters = std::max(built->shape.clusters, built->cluster_counts[unit]);
     built->shape.blocks = std::max(built->shape.blocks, built->block_counts[unit]);
   }
-  return chunks;
 }
 
 }  // namespace
@@ -341,7 +325,7 @@ absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens, double re
     clusters.push_back(c.clusters);
     blocks.push_back(c.blocks);
   }
-  const auto chunks = PlaceClusters(clusters, blocks, &tasks, &built);
+  PlaceClusters(clusters, blocks, &tasks, &built);
   for (const uint32_t real : built.real_clusters) {
     shape.retrieve =
         std::max(shape.retrieve, static_cast<uint32_t>(std::max(128.0, real * retrieve_ratio + 1)));
@@ -349,11 +333,6 @@ absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens, double re
   WAVEKV_RETURN_IF_ERROR(device_tasks.Upload(tasks));
   WAVEKV_ASSIGN_OR_RETURN(built.memory, gpu::DeviceArray<char>::Make(LayerBytes(shape)));
   const LayerArrays layer = LayOutLayer(shape, built.memory.data());
-  for (uint32_t unit = 0; unit < units; ++unit) {
-    WAVEKV_CUDA_RETURN_IF_ERROR(
-        cudaMemcpy(layer.chunks + size_t{unit} * shape.chunks, chunks[unit].data(),
-                   chunks[unit].size() * sizeof(gpu::ClusterChunk), cudaMemcpyHostToDevice));
-  }
   const size_t pool_bytes = PoolBytes(units, tokens);
   WAVEKV_ASSIGN_OR_RETURN(auto sorted, gpu::DeviceArray<char>::Make(pool_bytes));
   auto* sorted_keys = reinterpret_cast<__nv_bfloat16*>(sorted.data());

@@ -24,7 +24,6 @@ struct LayerShape {
   uint32_t tokens = 0;  // Of a unit; the first kBenchSinks and last kBenchWindow are not clustered.
   uint32_t segments = 0;
   uint32_t clusters = 0;
-  uint32_t chunks = 0;
   uint32_t blocks = 0;
   uint32_t retrieve = 0;
 
@@ -44,7 +43,6 @@ struct LayerArrays {
   uint16_t* cluster_segment;
   uint32_t* first_row;
   uint32_t* first_block;
-  gpu::ClusterChunk* chunks;   // [units, chunks]
   gpu::SegmentCopy* segments;  // [units, segments]
   float* means;                // [units, segments, 3, dim] of keys, of values, spread shares
   int32_t* block_slots;        // [units, blocks]
@@ -66,7 +64,6 @@ struct BuiltLayer {
   LayerShape shape;
   gpu::DeviceArray<char> memory;
   std::vector<uint32_t> cluster_counts;  // [units], padding counted
-  std::vector<uint32_t> chunk_counts;    // [units]
   std::vector<uint32_t> block_counts;    // [units]
   std::vector<uint32_t> real_clusters;   // [units]
   float value_scale_max = 0;

@@ -48,7 +48,6 @@ void VisitLayer(const LayerShape& shape, LayerArrays* arrays, Visit visit) {
   visit(&arrays->cluster_segment, clusters);
   visit(&arrays->first_row, clusters);
   visit(&arrays->first_block, clusters);
-  visit(&arrays->chunks, units * shape.chunks);
   visit(&arrays->segments, units * shape.segments);
   visit(&arrays->means, units * shape.segments * 3 * kBenchDim);
   visit(&arrays->block_slots, blocks);
@@ -124,7 +123,6 @@ absl::Status DescribeLayer(const BuiltLayer& built, void* base, const void* pool
     head.first_row = layer.first_row + first;
     head.first_block = layer.first_block + first;
     head.segments = layer.segments + size_t{unit} * shape.segments;
-    head.chunks = layer.chunks + size_t{unit} * shape.chunks;
     head.block_slots = layer.block_slots + first_block;
     head.slots = layer.slots + first_block * 2 * kBlockRows * kBenchDim;
     head.free_slots = layer.free_slots + first_block;
@@ -134,7 +132,6 @@ absl::Status DescribeLayer(const BuiltLayer& built, void* base, const void* pool
     head.steady_capacity = kBenchRing;
     head.sink_count = kBenchSinks;
     head.cluster_count = built.cluster_counts[unit];
-    head.chunk_count = built.chunk_counts[unit];
     head.segment_count = shape.segments;
     head.block_count = built.block_counts[unit];
     head.slot_count = shape.blocks;

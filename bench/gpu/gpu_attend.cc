@@ -141,8 +141,6 @@ absl::Status AttendBench::PrepareLayers() {
                 .head_dim = kBenchDim,
                 .scale = 1 / std::sqrt(static_cast<float>(kBenchDim)),
                 .cluster_capacity = built_.shape.clusters,
-                .chunk_capacity = built_.shape.chunks,
-                .segment_capacity = built_.shape.segments,
                 .retrieve_capacity = built_.shape.retrieve};
   WAVEKV_RETURN_IF_ERROR(gpu::ValidateShape(step.shape));
   int sm_count = 0;

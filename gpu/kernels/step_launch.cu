@@ -105,19 +105,13 @@ absl::Status ValidateShape(const StepShape& shape) {
   if (shape.cluster_capacity % kClusterPad != 0) {
     return refuse("cluster_capacity", shape.cluster_capacity, "a multiple of 16");
   }
-  if (uint64_t{shape.chunk_capacity} * kChunkClusters < shape.cluster_capacity) {
-    return refuse("chunk_capacity", shape.chunk_capacity, "at least cluster_capacity / 256");
-  }
-  if (shape.chunk_capacity > 0 && shape.segment_capacity == 0) {
-    return refuse("segment_capacity", 0, "at least 1");
-  }
   if (shape.retrieve_capacity > kRetrieveMax) {
     return refuse("retrieve_capacity", shape.retrieve_capacity, "at most 16383");
   }
   StepSplits widest;
   widest.select = kSelectCtasMax;
   if (SelectSharedBytes(shape, widest) > kSelectSharedMax) {
-    return refuse("chunk_capacity", shape.chunk_capacity, "at most 1520");
+    return refuse("cluster_capacity", shape.cluster_capacity, "at most 389120");
   }
   return absl::OkStatus();
 }
@@ -143,7 +137,7 @@ StepSplits PlanSplits(const StepShape& shape, uint32_t sm_count) {
   splits.hits = std::min(ctas, CeilDivide(shape.retrieve_capacity + 1, 9));
   splits.estimate = std::min(ctas, CeilDivide(tiles, 8 * kStepWarps));
   // Exchanges between CTAs cost more than a thread's ranking of a few clusters.
-  const uint32_t select = CeilDivide(shape.chunk_capacity * kChunkClusters, 16 * kSelectThreads);
+  const uint32_t select = CeilDivide(shape.cluster_capacity, 16 * kSelectThreads);
   splits.select = std::min(RoundUpToPowerOfTwo(std::max(1u, select)), kSelectCtasMax);
   return splits;
 }

@@ -13,7 +13,6 @@ namespace wavekv::gpu {
 inline constexpr uint32_t kBlockRows = 8;         // Tokens of a block: unit of cache and fetch.
 inline constexpr uint32_t kClusterBlocksMax = 4;  // Of one cluster.
 inline constexpr uint32_t kClusterPad = 16;       // Segments' clusters start at multiples of it.
-inline constexpr uint32_t kChunkClusters = 256;   // At most, in one chunk.
 inline constexpr uint32_t kGroupMax = 16;         // Query heads that share a KV head.
 inline constexpr uint32_t kRetrieveMax = 16383;   // Clusters that a head retrieves in a step.
 inline constexpr uint32_t kSelectCtasMax = 8;     // A portable thread block cluster.
@@ -28,13 +27,6 @@ struct SegmentCopy {
   const float* key_mean;      // [head_dim]; stored centroid = key_mean + centroid_scale * int8
   const float* value_mean;    // [head_dim]; stored value mean likewise
   const float* spread_share;  // [head_dim] each dim's share of the segment's key spread
-};
-
-// Consecutive clusters of one segment: what one CTA ranks.
-struct ClusterChunk {
-  uint32_t first_cluster;  // Multiple of kClusterPad.
-  uint16_t cluster_count;  // Multiple of kClusterPad, at most kChunkClusters.
-  uint16_t segment;
 };
 
 // One head's part of what changes within a step. It lies where a client can write: whoever reads it
@@ -92,7 +84,6 @@ struct HeadDescriptor {
   const uint32_t* first_row;        // [cluster_count] row in its segment
   const uint32_t* first_block;      // [cluster_count] flat block of the head
   const SegmentCopy* segments;      // [segment_count]
-  const ClusterChunk* chunks;       // [chunk_count], together every cluster once, ascending
   // Block cache. A slot holds kBlockRows rows of K, then as many of V.
   int32_t* block_slots;        // [block_count] slot of a block, negative: in none
   void* slots;                 // [slot_count, 2, kBlockRows, head_dim] element
@@ -103,7 +94,6 @@ struct HeadDescriptor {
   uint32_t steady_capacity;
   uint32_t sink_count;
   uint32_t cluster_count;
-  uint32_t chunk_count;
   uint32_t segment_count;
   uint32_t block_count;
   uint32_t slot_count;
@@ -111,7 +101,6 @@ struct HeadDescriptor {
   uint32_t log_capacity;
   uint32_t retrieve_count;  // Clusters to retrieve: the budget, at most those with a size.
   float value_scale_max;    // Largest of value_scales.
-  uint32_t reserved;
 };
 
 // What the manager publishes for an entry of the batch. A seqlock: `version` is odd while it is
@@ -133,8 +122,6 @@ struct StepShape {
   float scale = 0;                 // Of the logits.
   bool rank_by_mass = false;       // Else by the expected error of estimating a cluster.
   uint32_t cluster_capacity = 0;   // Most clusters of a head, padding counted.
-  uint32_t chunk_capacity = 0;     // Most chunks of a head.
-  uint32_t segment_capacity = 0;   // Most segments of a head.
   uint32_t retrieve_capacity = 0;  // Most clusters that a head retrieves.
 };
 

@@ -20,6 +20,9 @@ inline constexpr uint32_t kAreas = 2;
 inline constexpr uint32_t kSinkRows = 8;  // Room; PublishedHead.sink_count are used.
 
 // Offsets from the start of a unit. Everything that depends on max_tokens and the shape alone.
+// Kernels read the arrays of clusters up to PublishedHead.cluster_count, and the means of whichever
+// segments these name, also where the size is 0: scales, spreads and means are finite everywhere,
+// always.
 struct UnitLayout {
   uint64_t unit_bytes;
   uint64_t published_offset;        // PublishedHead [kAreas]
@@ -33,7 +36,8 @@ struct UnitLayout {
   uint64_t value_scales_offset;
   uint64_t key_spreads_offset;
   uint64_t value_spreads_offset;
-  uint64_t cluster_segment_offset;  // uint16_t [cluster_capacity] index of a SegmentEntry
+  uint64_t cluster_segment_offset;  // uint16_t [cluster_capacity] index of a SegmentEntry, below
+                                    //   segment_capacity also where the size is 0
   uint64_t first_row_offset;        // uint32_t [cluster_capacity] row in its segment
   uint64_t first_block_offset;      // uint32_t [cluster_capacity] block of the unit
   uint64_t block_slots_offset;      // int32_t [block_capacity] slot of a block, negative: none

@@ -46,7 +46,6 @@ absl::Status DeviceHead::UploadIndex(const HeadProblem& head) {
   WAVEKV_RETURN_IF_ERROR(CopyTo(&cluster_segment_, head.cluster_segment));
   WAVEKV_RETURN_IF_ERROR(CopyTo(&first_row_, head.first_row));
   WAVEKV_RETURN_IF_ERROR(CopyTo(&first_block_, head.first_block));
-  WAVEKV_RETURN_IF_ERROR(CopyTo(&chunks_, head.chunks));
   HeadDescriptor& d = descriptor_;
   d.sink_keys = sink_keys_.data();
   d.sink_values = sink_values_.data();
@@ -62,17 +61,17 @@ absl::Status DeviceHead::UploadIndex(const HeadProblem& head) {
   d.cluster_segment = cluster_segment_.data();
   d.first_row = first_row_.data();
   d.first_block = first_block_.data();
-  d.chunks = chunks_.data();
   d.steady_first = head.spec.steady_first;
   d.steady_capacity = head.spec.steady_capacity;
   d.sink_count = head.spec.sinks;
   d.cluster_count = head.cluster_count();
-  d.chunk_count = static_cast<uint32_t>(head.chunks.size());
   d.segment_count = static_cast<uint32_t>(head.segments.size());
   d.block_count = head.block_count;
   d.retrieve_count = std::min(head.spec.retrieve, head.real_clusters);
   d.value_scale_max = 0;
-  for (const float x : head.value_scales) d.value_scale_max = std::max(d.value_scale_max, x);
+  for (uint32_t c = 0; c < head.cluster_count(); ++c) {
+    if (head.sizes[c] > 0) d.value_scale_max = std::max(d.value_scale_max, head.value_scales[c]);
+  }
   return absl::OkStatus();
 }
 

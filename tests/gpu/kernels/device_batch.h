@@ -46,7 +46,6 @@ class DeviceHead {
   DeviceArray<uint16_t> sizes_, cluster_segment_;
   DeviceArray<uint32_t> first_row_, first_block_, free_slots_;
   DeviceArray<SegmentCopy> segments_;
-  DeviceArray<ClusterChunk> chunks_;
   DeviceArray<int32_t> block_slots_;
   DeviceArray<BlockUse> log_;
   DeviceArray<HeadState> state_;

@@ -36,8 +36,6 @@ TEST(StepLargeTest, SelectsAmongAQuarterOfAMillionClusters) {
   StepShape shape{.batch = 1, .kv_heads = 1, .group = 4, .head_dim = 64, .scale = 0.125f};
   shape.rank_by_mass = true;  // The expected error of a lone token is nothing.
   shape.cluster_capacity = head.cluster_count();
-  shape.chunk_capacity = static_cast<uint32_t>(head.chunks.size());
-  shape.segment_capacity = static_cast<uint32_t>(head.segments.size());
   shape.retrieve_capacity = spec.retrieve;
   ASSERT_TRUE(ValidateShape(shape).ok()) << ValidateShape(shape);
   auto batch = DeviceBatch::Make(shape, {&head, 1}, {true}, CacheSpec{}, random);
@@ -77,8 +75,6 @@ TEST(StepLargeTest, EqualRanksGoInOrderOfTheCluster) {
   const HeadProblem head = MakeHead(random, Element::kBF16, 64, spec);
   StepShape shape{.batch = 1, .kv_heads = 1, .group = 2, .head_dim = 64, .scale = 0.125f};
   shape.cluster_capacity = head.cluster_count();
-  shape.chunk_capacity = static_cast<uint32_t>(head.chunks.size());
-  shape.segment_capacity = static_cast<uint32_t>(head.segments.size());
   shape.retrieve_capacity = spec.retrieve;
   auto batch = DeviceBatch::Make(shape, {&head, 1}, {true}, CacheSpec{}, random);
   ASSERT_TRUE(batch.ok()) << batch.status();
@@ -109,9 +105,7 @@ TEST(StepShapeTest, RefusesWhatNoKernelDoes) {
   add("group", [](StepShape* s) { s->group = 0; });
   add("head_dim", [](StepShape* s) { s->head_dim = 96; });
   add("cluster_capacity", [](StepShape* s) { s->cluster_capacity = 17; });
-  add("chunk_capacity", [](StepShape* s) { s->cluster_capacity = 512, s->chunk_capacity = 1; });
-  add("segment_capacity", [](StepShape* s) { s->chunk_capacity = 1; });
-  add("chunk_capacity", [](StepShape* s) { s->chunk_capacity = 1700, s->segment_capacity = 1; });
+  add("cluster_capacity", [](StepShape* s) { s->cluster_capacity = 389120 + 128; });
   add("retrieve_capacity", [](StepShape* s) { s->retrieve_capacity = 16384; });
   for (const Bad& row : rows) {
     const absl::Status status = ValidateShape(row.shape);

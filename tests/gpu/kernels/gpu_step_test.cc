@@ -39,6 +39,11 @@ HeadSpec Segments(std::vector<uint32_t> tokens, uint32_t retrieve) {
   return spec;
 }
 
+HeadSpec WithHoles(HeadSpec spec) {
+  spec.stale_clusters = 3 * kClusterPad;
+  return spec;
+}
+
 HeadSpec Nothing() {
   HeadSpec spec;
   spec.sinks = 0;
@@ -76,6 +81,8 @@ std::vector<Row> Rows() {
        .graph = true},
       {.name = "AllRetrieved", .sequences = {Segments({700}, 1000)}},
       {.name = "NothingRetrieved", .sequences = {Segments({700}, 0)}},
+      {.name = "Holes",
+       .sequences = {WithHoles(Segments({2000, 300}, 20)), WithHoles(Segments({40}, 1000))}},
       {.name = "AllCached", .sequences = {Segments({3000}, 20)}, .cache = {.cached = 1}},
       {.name = "NothingCachedNoFreeSlot",
        .sequences = {Segments({3000}, 20)},
@@ -147,10 +154,6 @@ class StepTest : public testing::TestWithParam<Row> {
         heads_.push_back(MakeHead(random_, row.element, row.dim, spec));
         const HeadProblem& head = heads_.back();
         shape_.cluster_capacity = std::max(shape_.cluster_capacity, head.cluster_count());
-        shape_.chunk_capacity =
-            std::max(shape_.chunk_capacity, static_cast<uint32_t>(head.chunks.size()));
-        shape_.segment_capacity =
-            std::max(shape_.segment_capacity, static_cast<uint32_t>(head.segments.size()));
         shape_.retrieve_capacity =
             std::max(shape_.retrieve_capacity, std::min(spec.retrieve, head.real_clusters));
         ends_.push_back(spec.steady_first + spec.steady);

@@ -56,17 +56,6 @@ double SquaredSpread(const HeadProblem& head, const std::vector<uint16_t>& rows,
   return sum / count;
 }
 
-void AddChunks(uint32_t first, uint32_t count, uint16_t segment,
-               std::vector<ClusterChunk>* chunks) {
-  const uint32_t pads = count / kClusterPad;
-  const uint32_t pieces = (count + kChunkClusters - 1) / kChunkClusters;
-  for (uint32_t i = 0; i < pieces; ++i) {
-    const uint32_t begin = pads * i / pieces, end = pads * (i + 1) / pieces;
-    chunks->push_back(
-        {first + begin * kClusterPad, static_cast<uint16_t>((end - begin) * kClusterPad), segment});
-  }
-}
-
 void AddPadding(HeadProblem* head, uint16_t segment) {
   while (head->sizes.size() % kClusterPad != 0) {
     head->centroids.insert(head->centroids.end(), head->dim, 0);
@@ -79,6 +68,30 @@ void AddPadding(HeadProblem* head, uint16_t segment) {
     head->cluster_segment.push_back(segment);
     head->first_row.push_back(0);
     head->first_block.push_back(0);
+  }
+}
+
+// A segment without tokens, its clusters without sizes, and rubbish that is finite in all the rest.
+void AddStaleSegment(std::mt19937_64& random, HeadProblem* head) {
+  const auto number = static_cast<uint16_t>(head->segments.size());
+  std::normal_distribution<float> normal(0, 100);
+  SegmentArrays& segment = head->segments.emplace_back();
+  for (auto* mean : {&segment.key_mean, &segment.value_mean, &segment.spread_share}) {
+    mean->resize(head->dim);
+    for (float& x : *mean) x = normal(random);
+  }
+  for (uint32_t i = 0; i < head->spec.stale_clusters; ++i) {
+    for (auto* bytes : {&head->centroids, &head->value_means}) {
+      for (uint32_t d = 0; d < head->dim; ++d) bytes->push_back(static_cast<int8_t>(random()));
+    }
+    for (auto* floats :
+         {&head->centroid_scales, &head->value_scales, &head->key_spreads, &head->value_spreads}) {
+      floats->push_back(std::abs(normal(random)));
+    }
+    head->sizes.push_back(0);
+    head->cluster_segment.push_back(number);
+    head->first_row.push_back(static_cast<uint32_t>(random()));
+    head->first_block.push_back(static_cast<uint32_t>(random()));
   }
 }
 
@@ -140,8 +153,6 @@ void AddSegment(std::mt19937_64& random, uint32_t tokens, HeadProblem* head) {
     segment.spread_share.push_back(static_cast<float>(total > 0 ? x / total : 0));
   }
   AddPadding(head, number);
-  AddChunks(segment.first_cluster, head->cluster_count() - segment.first_cluster, number,
-            &head->chunks);
 }
 
 }  // namespace
@@ -181,7 +192,10 @@ HeadProblem MakeHead(std::mt19937_64& random, Element element, uint32_t dim, con
   // Rows outside of the zone are as random: reading one shows.
   head.steady_keys = RandomRows(random, element, size_t{spec.steady_capacity} * dim);
   head.steady_values = RandomRows(random, element, size_t{spec.steady_capacity} * dim);
-  for (const uint32_t tokens : spec.segment_tokens) AddSegment(random, tokens, &head);
+  for (const uint32_t tokens : spec.segment_tokens) {
+    if (spec.stale_clusters > 0) AddStaleSegment(random, &head);
+    AddSegment(random, tokens, &head);
+  }
   return head;
 }
 

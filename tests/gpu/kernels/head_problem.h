@@ -24,6 +24,9 @@ struct HeadSpec {
   uint32_t steady_capacity = 256;
   uint32_t retrieve = 8;
   bool spread = true;  // Whether clusters differ from their means at all.
+  // Clusters of a segment that is no part of the version any more, before each of the others:
+  // without sizes, and with whatever they held. Multiple of kClusterPad.
+  uint32_t stale_clusters = 0;
 };
 
 struct SegmentArrays {
@@ -44,7 +47,6 @@ struct HeadProblem {
   std::vector<float> centroid_scales, value_scales, key_spreads, value_spreads;
   std::vector<uint16_t> sizes, cluster_segment;
   std::vector<uint32_t> first_row, first_block;
-  std::vector<ClusterChunk> chunks;
   uint32_t block_count = 0;
   uint32_t real_clusters = 0;
 
