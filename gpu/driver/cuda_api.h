@@ -24,8 +24,11 @@ inline constexpr Result kErrorNotSupported = 801;
 
 inline constexpr int kAttributeVirtualMemory = 102;       // ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 inline constexpr int kAttributePosixHandles = 103;        // ..._POSIX_FILE_DESCRIPTOR_SUPPORTED
+inline constexpr int kAttributeReadOnlyRegister = 113;    // ..._READ_ONLY_HOST_REGISTER_SUPPORTED
 inline constexpr int kAttributeStreamMemoryOps64 = 122;   // ..._CAN_USE_64_BIT_STREAM_MEM_OPS
 inline constexpr unsigned kContextBlockingSync = 4;       // CU_CTX_SCHED_BLOCKING_SYNC
+inline constexpr unsigned kHostRegisterDeviceMap = 2;     // CU_MEMHOSTREGISTER_DEVICEMAP
+inline constexpr unsigned kHostRegisterReadOnly = 8;      // CU_MEMHOSTREGISTER_READ_ONLY
 inline constexpr unsigned kStreamNonBlocking = 1;         // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kStreamWriteValueDefault = 0;   // With a barrier for what came before.
 inline constexpr int kHandleTypePosixFileDescriptor = 1;  // CU_MEM_HANDLE_TYPE_...
@@ -97,6 +100,9 @@ struct Api {
                          size_t count);
   Result (*MemHostAlloc)(void** memory, size_t bytes, unsigned flags);
   Result (*MemFreeHost)(void* memory);
+  Result (*MemHostRegister)(void* memory, size_t bytes, unsigned flags);
+  Result (*MemHostUnregister)(void* memory);
+  Result (*MemHostGetDevicePointer)(DevicePointer* address, void* memory, unsigned flags);
   Result (*StreamCreate)(Stream* stream, unsigned flags);
   Result (*StreamDestroy)(Stream stream);
   Result (*StreamSynchronize)(Stream stream);

@@ -200,6 +200,35 @@ PinnedMemory::~PinnedMemory() {
   if (current.status().ok()) (void)device_->api().MemFreeHost(data_);
 }
 
+absl::StatusOr<std::unique_ptr<RegisteredMemory>> RegisteredMemory::Register(
+    std::shared_ptr<const CudaDevice> device, Mapping mapping) {
+  const cuda::Api& api = device->api();
+  const CudaDevice::Current current(*device);
+  WAVEKV_RETURN_IF_ERROR(current.status());
+  unsigned flags = cuda::kHostRegisterDeviceMap;
+  if (mapping.access() == Mapping::kReadOnly) {
+    WAVEKV_RETURN_IF_ERROR(CheckAttribute(*device, cuda::kAttributeReadOnlyRegister,
+                                          "registration of read-only host memory"));
+    flags |= cuda::kHostRegisterReadOnly;
+  }
+  void* const data = mapping.data();
+  WAVEKV_RETURN_IF_ERROR(
+      device->ToStatus(api.MemHostRegister(data, mapping.bytes(), flags),
+                       absl::StrCat("registering ", mapping.bytes(), " bytes of shared memory")));
+  // From here on the destructor takes the registration back.
+  std::unique_ptr<RegisteredMemory> memory(
+      new RegisteredMemory(std::move(device), std::move(mapping)));
+  WAVEKV_RETURN_IF_ERROR(
+      memory->device_->ToStatus(api.MemHostGetDevicePointer(&memory->address_, data, 0),
+                                "asking where the device sees shared memory"));
+  return memory;
+}
+
+RegisteredMemory::~RegisteredMemory() {
+  const CudaDevice::Current current(*device_);
+  if (current.status().ok()) (void)device_->api().MemHostUnregister(mapping_.data());
+}
+
 absl::StatusOr<std::unique_ptr<SharedAllocation>> SharedAllocation::Create(
     std::shared_ptr<const CudaDevice> device, uint64_t bytes) {
   const CudaDevice::Current current(*device);

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "gpu/driver/driver.h"
+#include "storage/base/shared_memory.h"
 #include "storage/base/unique_fd.h"
 
 namespace wavekv {
@@ -123,6 +124,31 @@ class PinnedMemory {
   const std::shared_ptr<const CudaDevice> device_;
   std::byte* const data_;
   const uint64_t bytes_;
+};
+
+// Shared memory of the host that kernels read where it lies, over the bus. Read-only if its mapping
+// is, and then on a device that can (docs/decisions/015-resident-region.md).
+class RegisteredMemory {
+ public:
+  // Locks the pages. FailedPrecondition: the device cannot register read-only memory.
+  // ResourceExhausted: the system locks no more.
+  static absl::StatusOr<std::unique_ptr<RegisteredMemory>> Register(
+      std::shared_ptr<const CudaDevice> device, Mapping mapping);
+  ~RegisteredMemory();
+  RegisteredMemory(const RegisteredMemory&) = delete;
+  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
+
+  // As the device sees it.
+  cuda::DevicePointer address() const { return address_; }
+  uint64_t bytes() const { return mapping_.bytes(); }
+
+ private:
+  RegisteredMemory(std::shared_ptr<const CudaDevice> device, Mapping mapping)
+      : device_(std::move(device)), mapping_(std::move(mapping)) {}
+
+  const std::shared_ptr<const CudaDevice> device_;
+  const Mapping mapping_;
+  cuda::DevicePointer address_ = 0;
 };
 
 // Device memory that crosses processes as a descriptor. It lasts until every process that made or

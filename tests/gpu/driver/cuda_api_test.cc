@@ -52,6 +52,9 @@ EXPECT_SAME_FUNCTION(MemUnmap, cuMemUnmap);
 EXPECT_SAME_FUNCTION(MemSetAccess, cuMemSetAccess);
 EXPECT_SAME_FUNCTION(MemHostAlloc, cuMemHostAlloc);
 EXPECT_SAME_FUNCTION(MemFreeHost, cuMemFreeHost);
+EXPECT_SAME_FUNCTION(MemHostRegister, cuMemHostRegister_v2);
+EXPECT_SAME_FUNCTION(MemHostUnregister, cuMemHostUnregister);
+EXPECT_SAME_FUNCTION(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2);
 EXPECT_SAME_FUNCTION(StreamCreate, cuStreamCreate);
 EXPECT_SAME_FUNCTION(StreamDestroy, cuStreamDestroy_v2);
 EXPECT_SAME_FUNCTION(StreamSynchronize, cuStreamSynchronize);
@@ -85,8 +88,11 @@ TEST(CudaApiTest, ConstantsAreTheDriversOwn) {
       {kErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED},
       {kAttributeVirtualMemory, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED},
       {kAttributePosixHandles, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED},
+      {kAttributeReadOnlyRegister, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED},
       {kAttributeStreamMemoryOps64, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS},
       {kContextBlockingSync, CU_CTX_SCHED_BLOCKING_SYNC},
+      {kHostRegisterDeviceMap, CU_MEMHOSTREGISTER_DEVICEMAP},
+      {kHostRegisterReadOnly, CU_MEMHOSTREGISTER_READ_ONLY},
       {kStreamNonBlocking, CU_STREAM_NON_BLOCKING},
       {kStreamWriteValueDefault, CU_STREAM_WRITE_VALUE_DEFAULT},
       {kHandleTypePosixFileDescriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR},

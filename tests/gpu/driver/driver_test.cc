@@ -5,11 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "gpu/driver/device.h"
+#include "storage/base/shared_memory.h"
 #include "tests/gpu/driver/use_fake_cuda.h"
 
 namespace wavekv {
@@ -107,6 +109,34 @@ TEST_F(DriverTest, AllocationSmallerThanWasSaidIsRefused) {
       SharedAllocation::Import(device, fd.get(), 2 * unit).value();
   const auto mapping = DeviceMapping::Map(imported, DeviceMapping::kReadOnly);
   EXPECT_TRUE(absl::IsInvalidArgument(mapping.status())) << mapping.status();
+}
+
+// As the block pool's arenas are handed out: sealed, so that a client can map them read-only alone.
+TEST_F(DriverTest, SealedHostMemoryIsReadWhereItLies) {
+  const auto device = Device();
+  constexpr uint64_t kBytes = 1 << 20;
+  const UniqueFd fd = CreateMemfd("driver_test", kBytes).value();
+  const Mapping owner = Mapping::Map(fd.get(), kBytes, Mapping::kReadWrite).value();
+  ASSERT_TRUE(SealForReaders(fd.get()).ok());
+  std::mt19937_64 random(std::random_device{}());
+  std::vector<uint64_t> words(kBytes / sizeof(uint64_t)), found(words.size());
+  for (uint64_t& word : words) word = random();
+  auto stream = DeviceStream::Create(device).value();
+  for (int i = 0; i < 2; ++i) {  // What was taken back can be registered again.
+    auto registered = RegisteredMemory::Register(
+        device, Mapping::Map(fd.get(), kBytes, Mapping::kReadOnly).value());
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    EXPECT_EQ((*registered)->bytes(), kBytes);
+    // Whatever the owner writes later is there, too.
+    std::memcpy(owner.data(), words.data(), kBytes);
+    ASSERT_TRUE(
+        stream
+            ->CopyOut(reinterpret_cast<std::byte*>(found.data()), (*registered)->address(), kBytes)
+            .ok());
+    ASSERT_TRUE(stream->Synchronise().ok());
+    EXPECT_EQ(found, words);
+    for (uint64_t& word : words) ++word;
+  }
 }
 
 TEST_F(DriverTest, FailuresHaveCodesByKind) {

@@ -43,6 +43,8 @@ constexpr size_t kContextBytes = size_t{300} << 20;
 constexpr Result kErrorNotInitialised = 3;
 constexpr Result kErrorInvalidDevice = 101;
 constexpr Result kErrorInvalidContext = 201;
+constexpr Result kErrorAlreadyRegistered = 712;
+constexpr Result kErrorNotRegistered = 713;
 
 std::mutex mutex;
 bool initialised = false;
@@ -307,6 +309,31 @@ Result cuMemHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
 Result cuMemFreeHost(void* memory) {
   std::free(memory);
   return 0;
+}
+
+Result cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
+  FAKE_BEGIN_IN_CONTEXT("cuMemHostRegister");
+  if ((flags & wavekv::cuda::kHostRegisterDeviceMap) == 0 ||
+      reinterpret_cast<uintptr_t>(memory) % kPageBytes != 0) {
+    return wavekv::cuda::kErrorInvalidValue;
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  const bool fresh =
+      mappings.emplace(reinterpret_cast<DevicePointer>(memory) | kDeviceBit, bytes).second;
+  return fresh ? 0 : kErrorAlreadyRegistered;
+}
+
+Result cuMemHostUnregister(void* memory) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const bool known = mappings.erase(reinterpret_cast<DevicePointer>(memory) | kDeviceBit) == 1;
+  return known ? 0 : kErrorNotRegistered;
+}
+
+Result cuMemHostGetDevicePointer_v2(DevicePointer* address, void* memory, unsigned /*flags*/) {
+  FAKE_BEGIN_IN_CONTEXT("cuMemHostGetDevicePointer");
+  *address = reinterpret_cast<DevicePointer>(memory) | kDeviceBit;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return mappings.count(*address) == 1 ? 0 : wavekv::cuda::kErrorInvalidValue;
 }
 
 Result cuStreamCreate(Stream* stream, unsigned /*flags*/) {
