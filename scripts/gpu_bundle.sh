@@ -9,7 +9,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 case "${1:-kernels}" in
   kernels)
-    TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test bench_gpu_attend bench_gpu_build)
+    TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test bench_gpu_attend bench_gpu_build
+      bench_gpu_decode bench_gpu_stage)
     CUDA=ON
     ;;
   buffer)

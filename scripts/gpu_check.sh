@@ -53,9 +53,14 @@ check_kernels() {
   part full_attention python3 "$bundle/full_attention.py" "$results/full.json" "${shapes[@]}"
   for shape in "${shapes[@]}"; do
     part "attend-$shape" "$bundle/bin/bench_gpu_attend" --batch="${shape%x*}" --tokens="${shape#*x}" \
-      --steps="${STEPS:-50}" --full="$results/full.json" --out="$results/attend-$shape.json"
+      --own=0.05,0.2 --steps="${STEPS:-50}" --full="$results/full.json" \
+      --out="$results/attend-$shape.json"
     grep -E '^[0-9]' "$results/attend-$shape.log" || true
   done
+  part decode-4x122880 "$bundle/bin/bench_gpu_decode" --full="$results/full.json" \
+    --out="$results/decode-4x122880.json"
+  part stage-8x122880 "$bundle/bin/bench_gpu_stage" --out="$results/stage-8x122880.json"
+  tail -n 1 "$results/decode-4x122880.log" "$results/stage-8x122880.log"
   for tokens in 122880 1048576; do
     part "build-$tokens" "$bundle/bin/bench_gpu_build" --tokens="$tokens" \
       --out="$results/build-$tokens.json"
@@ -74,7 +79,7 @@ import datetime, glob, json, subprocess, sys
 folder, commit = sys.argv[1:]
 device = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
                         capture_output=True, text=True, check=False).stdout.strip()
-for kind in ("attend", "build"):
+for kind in ("attend", "build", "decode", "stage"):
     rows = []
     for path in sorted(glob.glob(f"{folder}/{kind}-*.json")):
         with open(path, encoding="utf-8") as file:
