@@ -62,6 +62,7 @@ absl::Status TenantBuffer::WriteHeader(uint32_t regions_max) {
 
 absl::StatusOr<RegionPlace> TenantBuffer::Carve(uint64_t wanted_bytes) {
   const uint64_t wanted = AlignUp(wanted_bytes, kBufferPageBytes);
+  Sweep();
   MutexLock lock(&mutex_);
   if (free_entries_.empty()) {
     return absl::ResourceExhaustedError("every entry of the buffer's directory is taken");
@@ -95,6 +96,25 @@ void TenantBuffer::Return(const RegionPlace& place) {
   MutexLock lock(&mutex_);
   free_entries_.push_back(place.directory_idx);
   allocator_.Free(place.offset - regions_offset_, place.bytes);
+}
+
+void TenantBuffer::ReturnLater(const RegionPlace& place,
+                               std::function<absl::StatusOr<bool>()> wipe) {
+  {
+    MutexLock lock(&sweep_mutex_);
+    late_.push_back({place, std::move(wipe)});
+  }
+  Sweep();
+}
+
+size_t TenantBuffer::Sweep() {
+  MutexLock lock(&sweep_mutex_);
+  std::erase_if(late_, [this](const LateReturn& late) {
+    const absl::StatusOr<bool> wiped = late.wipe();
+    if (wiped.ok() && *wiped) Return(late.place);
+    return !wiped.ok() || *wiped;
+  });
+  return late_.size();
 }
 
 absl::Status TenantBuffer::Close() {

@@ -1,7 +1,9 @@
 // One tenant's wave buffer, which we write: its header, its directory and its regions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -42,6 +44,12 @@ class TenantBuffer {
   absl::Status Withdraw(const RegionPlace& place);
   // Gives a wiped piece back.
   void Return(const RegionPlace& place);
+  // Gives a piece back once `wipe` says true, that it was wiped. It is asked now, whenever a piece
+  // is carved, and by Sweep, from any thread, one call at a time; it outlives nobody: what it needs
+  // of the buffer is there. Its failure means that the piece is never used again.
+  void ReturnLater(const RegionPlace& place, std::function<absl::StatusOr<bool>()> wipe);
+  // Asks for all pieces that wait; how many still do.
+  size_t Sweep();
 
   // Tells readers that nothing is staged here any more.
   absl::Status Close();
@@ -59,6 +67,12 @@ class TenantBuffer {
   const uint64_t regions_offset_;                       // Header and directory lie before it.
   BestFitAllocator allocator_ ABSL_GUARDED_BY(mutex_);  // Offsets from regions_offset_.
   std::vector<uint32_t> free_entries_ ABSL_GUARDED_BY(mutex_);
+  struct LateReturn {
+    RegionPlace place;
+    std::function<absl::StatusOr<bool>()> wipe;
+  };
+  Mutex sweep_mutex_;  // Taken before mutex_, held while wipes are asked.
+  std::vector<LateReturn> late_ ABSL_GUARDED_BY(sweep_mutex_);
 };
 
 }  // namespace wavekv

@@ -3,13 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <span>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "gpu/resident/resident_layout.h"
+#include "gpu/resident/resident_plan.h"
 #include "gpu/tenant_buffer.h"
 #include "index/backend/resident.h"
 #include "storage/base/ids.h"
@@ -17,13 +14,11 @@
 
 namespace wavekv::resident {
 
-// `shape` has one head dim for keys and values, 64, 128 or 256, and a 16-bit dtype.
-// InvalidArgument names what does not fit a GPU's step.
-absl::StatusOr<ResidentHeader> PlanResident(const ModelShape& shape, uint64_t max_tokens,
-                                            const ResidentOptions& options);
-
-// Carves a region of `buffer` and writes its header; closed ones are wiped and given back as their
-// engine allows. ResourceExhausted: no room in the buffer. Else the memory's failure.
+// Carves a region of `buffer` and writes its header. It is not in the buffer's directory: who
+// attaches is told where it lies, and a reader of staged steps must not take it for its own. A
+// closed one is wiped and given back as its engine allows (TenantBuffer::Sweep tries again).
+// InvalidArgument: PlanResident's. ResourceExhausted: no room in the buffer. Else the memory's
+// failure.
 absl::StatusOr<std::unique_ptr<ResidentSequence>> CreateResidentRegion(
     std::shared_ptr<TenantBuffer> buffer, SequenceId sequence, const ModelShape& shape,
     uint64_t max_tokens, const ResidentOptions& options);

@@ -1,0 +1,169 @@
+#include "gpu/resident/cache_books.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "storage/base/check.h"
+
+namespace wavekv::resident {
+namespace {
+
+// At least so many slots are on offer, where there are more than twice as many.
+constexpr uint64_t kOfferedMin = 8;
+// The policy is told no steps: a slot in use retires like any other.
+constexpr uint64_t kNoStep = 0;
+
+}  // namespace
+
+CacheBooks::CacheBooks(uint32_t slot_count, uint64_t free_tail)
+    : slots_(slot_count), free_tail_(free_tail), policy_(MakeLrfuBlockCachePolicy(slot_count)) {
+  for (uint32_t slot = 0; slot < slot_count; ++slot) idle_.push_back(slot);
+}
+
+void CacheBooks::Read(uint64_t started, uint64_t completed) {
+  std::erase_if(retiring_, [&](uint32_t idx) {
+    Slot& slot = slots_[idx];
+    if (slot.epoch == kUnknown) slot.epoch = started;
+    if (completed < slot.epoch) return false;
+    slot.is = SlotIs::kIdle;
+    idle_.push_back(idx);
+    return true;
+  });
+  for (const uint32_t idx : doubtful_) {
+    Slot& slot = slots_[idx];
+    if (slot.epoch == kUnknown) slot.epoch = started;
+    if (completed >= slot.epoch) slot.judged = true;
+  }
+}
+
+void CacheBooks::Hear(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
+  const uint32_t block = use.block & ~gpu::kMissBit;
+  const bool missed = (use.block & gpu::kMissBit) != 0;
+  const std::optional<BlockOwner> owner = owner_of(block);
+  if (!owner.has_value()) ++violations_;
+  if (owner.has_value() && owner->live) {
+    (void)policy_->Lookup({owner->segment_uid, block}, kNoStep);
+  }
+  if (missed) ++missed_;
+  if (missed && use.slot >= 0) HearClaim(use, owner_of);
+}
+
+void CacheBooks::HearClaim(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
+  const auto idx = static_cast<uint32_t>(use.slot);
+  if (idx >= slots_.size() || use.place >= free_tail_) {
+    ++violations_;
+    return;
+  }
+  // Of an earlier offer, or in doubt: the table will say.
+  if (slots_[idx].is != SlotIs::kOffered || slots_[idx].place != use.place) return;
+  --offered_count_;
+  const uint32_t block = use.block & ~gpu::kMissBit;
+  const std::optional<BlockOwner> owner = owner_of(block);
+  if (owner.has_value() && owner->live) return Adopt(idx, block, owner->segment_uid);
+  // Of a step that still saw a version with that block.
+  if (owner.has_value()) Clear(block);
+  Retire(idx);
+}
+
+void CacheBooks::Adopt(uint32_t slot, uint32_t block, uint64_t segment_uid) {
+  const BlockKey key{segment_uid, block};
+  if (policy_->Adopt(key, slot)) {
+    slots_[slot].is = SlotIs::kFilled;
+    slots_[slot].block = block;
+    return;
+  }
+  // No step claims for a block that is in the table: whatever this is, the block starts over.
+  ++violations_;
+  Clear(block);
+  if (const std::optional<uint32_t> other = policy_->Erase(key)) Retire(*other);
+  Retire(slot);
+}
+
+void CacheBooks::Retire(uint32_t slot) {
+  slots_[slot].is = SlotIs::kRetiring;
+  slots_[slot].epoch = kUnknown;
+  retiring_.push_back(slot);
+}
+
+void CacheBooks::HearNothing(uint64_t free_head) {
+  for (uint32_t idx = 0; idx < slots_.size(); ++idx) {
+    Slot& slot = slots_[idx];
+    if (slot.is != SlotIs::kOffered || slot.place >= free_head) continue;
+    slot.is = SlotIs::kInDoubt;
+    slot.epoch = kUnknown;
+    slot.judged = false;
+    doubtful_.push_back(idx);
+    --offered_count_;
+  }
+}
+
+bool CacheBooks::wants_table() const {
+  return std::any_of(doubtful_.begin(), doubtful_.end(),
+                     [this](uint32_t idx) { return slots_[idx].judged; });
+}
+
+void CacheBooks::ReadTable(std::span<const int32_t> table, OwnerOfBlock owner_of) {
+  std::map<uint32_t, std::vector<uint32_t>> named;  // Slot -> blocks
+  for (const uint32_t idx : doubtful_) {
+    if (slots_[idx].judged) named[idx];
+  }
+  for (uint32_t block = 0; block < table.size(); ++block) {
+    const auto found = table[block] < 0 ? named.end() : named.find(table[block]);
+    if (found != named.end()) found->second.push_back(block);
+  }
+  std::erase_if(doubtful_, [this](uint32_t idx) { return slots_[idx].judged; });
+  for (const auto& [slot, blocks] : named) Judge(slot, blocks, owner_of);
+}
+
+void CacheBooks::Judge(uint32_t slot, std::span<const uint32_t> blocks, OwnerOfBlock owner_of) {
+  BlockKey believed;
+  uint32_t live_count = 0;
+  for (const uint32_t block : blocks) {
+    const std::optional<BlockOwner> owner = owner_of(block);
+    if (!owner.has_value() || !owner->live) continue;
+    ++live_count;
+    believed = {owner->segment_uid, block};
+  }
+  if (live_count > 1) ++violations_;
+  for (const uint32_t block : blocks) {
+    if (live_count != 1 || block != believed.block) Clear(block);
+  }
+  if (live_count != 1) return Retire(slot);
+  Adopt(slot, believed.block, believed.segment_uid);
+}
+
+void CacheBooks::Leave(uint64_t segment_uid, uint32_t first, uint32_t count) {
+  for (uint32_t idx = 0; idx < slots_.size(); ++idx) {
+    const Slot& slot = slots_[idx];
+    if (slot.is != SlotIs::kFilled || slot.block < first || slot.block - first >= count) continue;
+    Clear(slot.block);
+    Retire(idx);
+  }
+  policy_->EraseSegment(segment_uid);
+}
+
+void CacheBooks::Offer() {
+  demand_ = std::max(std::exchange(missed_, 0), demand_ - demand_ / 8);
+  for (const uint32_t idx : std::exchange(idle_, {})) {
+    Slot& slot = slots_[idx];
+    slot.is = SlotIs::kOffered;
+    slot.place = free_tail_++;
+    writes_.offered.push_back({slot.place, idx});
+    ++offered_count_;
+  }
+  const uint64_t wanted =
+      std::min<uint64_t>(std::max(kOfferedMin, demand_ + demand_ / 2), slots_.size() / 2);
+  for (uint64_t there = offered_count_ + retiring_.size() + doubtful_.size(); there < wanted;
+       ++there) {
+    const std::optional<SlotOfBlock> worst = policy_->Evict(kNoStep);
+    if (!worst.has_value()) return;
+    WAVEKV_CHECK(slots_[worst->slot].is == SlotIs::kFilled, "the policy knows filled slots only");
+    Clear(worst->key.block);
+    Retire(worst->slot);
+  }
+}
+
+CacheBooks::Writes CacheBooks::TakeWrites() { return std::exchange(writes_, {}); }
+
+}  // namespace wavekv::resident
