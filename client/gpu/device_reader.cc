@@ -13,7 +13,8 @@ absl::StatusOr<std::unique_ptr<DeviceReader>> DeviceReader::Open(const std::stri
   WAVEKV_ASSIGN_OR_RETURN(auto driver, CudaDriver::Get());
   WAVEKV_ASSIGN_OR_RETURN(const CudaDevice::Identity identity,
                           CudaDevice::FindByUuid(*driver, device_uuid));
-  WAVEKV_ASSIGN_OR_RETURN(auto device, CudaDevice::Open(std::move(driver), identity));
+  WAVEKV_ASSIGN_OR_RETURN(
+      auto device, CudaDevice::Open(std::move(driver), identity, CudaDevice::Waiting::kAsItIs));
   WAVEKV_ASSIGN_OR_RETURN(auto stream, DeviceStream::Create(device));
   WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<const SharedAllocation> allocation,
                           SharedAllocation::Import(std::move(device), held.fd.get(), bytes));

@@ -22,7 +22,7 @@ struct ResidentAttachment {
   SequenceId sequence;
   ModelShape shape;
   uint64_t max_tokens = 0;
-  // The tenant's wave buffer; the ticket is good for one process, once.
+  // The tenant's wave buffer; equal tickets are of the same one.
   std::string device_uuid;
   std::string socket;
   std::string ticket;

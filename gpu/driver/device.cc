@@ -81,11 +81,12 @@ absl::StatusOr<CudaDevice::Identity> CudaDevice::FindByUuid(const CudaDriver& dr
 }
 
 absl::StatusOr<std::shared_ptr<const CudaDevice>> CudaDevice::Open(
-    std::shared_ptr<const CudaDriver> driver, const Identity& identity) {
+    std::shared_ptr<const CudaDriver> driver, const Identity& identity, Waiting waiting) {
   const cuda::Api& api = driver->api();
-  // Waiting threads sleep: a daemon must not burn a core for each of them. Refused where the
-  // context exists already, with flags of its own.
-  (void)api.DevicePrimaryCtxSetFlags(identity.device, cuda::kContextBlockingSync);
+  // Older drivers refuse it where the context exists already, with flags of its own.
+  if (waiting == Waiting::kSleep) {
+    (void)api.DevicePrimaryCtxSetFlags(identity.device, cuda::kContextBlockingSync);
+  }
   cuda::Context context = nullptr;
   WAVEKV_RETURN_IF_ERROR(driver->ToStatus(
       api.DevicePrimaryCtxRetain(&context, identity.device),

@@ -30,8 +30,12 @@ class CudaDevice {
   // The device with that uuid, whatever its ordinal is in this process: CUDA_VISIBLE_DEVICES may
   // differ between processes. FailedPrecondition names those that are there.
   static absl::StatusOr<Identity> FindByUuid(const CudaDriver& driver, absl::string_view uuid);
+  // A daemon's threads sleep while they wait for the device. In an engine's process, how threads
+  // wait is for the engine to say.
+  enum class Waiting { kSleep, kAsItIs };
   static absl::StatusOr<std::shared_ptr<const CudaDevice>> Open(
-      std::shared_ptr<const CudaDriver> driver, const Identity& identity);
+      std::shared_ptr<const CudaDriver> driver, const Identity& identity,
+      Waiting waiting = Waiting::kSleep);
 
   ~CudaDevice();
   CudaDevice(const CudaDevice&) = delete;

@@ -151,6 +151,8 @@ WAVEKV_HOST_DEVICE inline bool UnitIsSound(const resident::UnitLayout& unit, uin
          Fits(unit.log_offset, unit.log_capacity, sizeof(BlockUse), end);
 }
 
+}  // namespace resolve_internal
+
 // Whether it is the header of the entry's region, with everything inside.
 WAVEKV_HOST_DEVICE inline bool HeaderIsSound(const resident::ResidentHeader& header,
                                              const ResolveEntry& entry, const ResolveShape& shape) {
@@ -160,12 +162,16 @@ WAVEKV_HOST_DEVICE inline bool HeaderIsSound(const resident::ResidentHeader& hea
          header.element == static_cast<uint32_t>(shape.element) &&
          header.layer_count == shape.layer_count && header.kv_head_count == shape.kv_heads &&
          header.head_dim == shape.head_dim && header.region_bytes <= entry.region_bytes &&
-         Fits(header.states_offset, units, sizeof(HeadState), header.region_bytes) &&
+         resolve_internal::Fits(header.states_offset, units, sizeof(HeadState),
+                                header.region_bytes) &&
          // A unit of more than the region would overflow the product.
          header.unit.unit_bytes <= header.region_bytes / units &&
-         Fits(header.units_offset, units, header.unit.unit_bytes, header.region_bytes) &&
-         UnitIsSound(header.unit, shape.head_dim);
+         resolve_internal::Fits(header.units_offset, units, header.unit.unit_bytes,
+                                header.region_bytes) &&
+         resolve_internal::UnitIsSound(header.unit, shape.head_dim);
 }
+
+namespace resolve_internal {
 
 WAVEKV_HOST_DEVICE inline ResolveCode CheckPublished(const resident::PublishedHead& published,
                                                      const resident::UnitLayout& unit,
@@ -240,7 +246,7 @@ WAVEKV_HOST_DEVICE inline ResolvedHead ResolveHead(const ResolveEntry& entry,
   if (entry.region_bytes < sizeof(ResidentHeader)) return resolved;
   // But for its state it stays as it is for as long as the region lives.
   const auto header = resolve_internal::CopyOut<ResidentHeader>(entry.region);
-  if (!resolve_internal::HeaderIsSound(header, entry, shape)) return resolved;
+  if (!HeaderIsSound(header, entry, shape)) return resolved;
   char* const base = entry.region + header.units_offset + unit * header.unit.unit_bytes;
   auto* const state = reinterpret_cast<HeadState*>(entry.region + header.states_offset) + unit;
 

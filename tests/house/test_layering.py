@@ -20,7 +20,13 @@ ROOMS: dict[str, set[str]] = {
     "proto/rpc": {"proto", "storage/base"},
     "proto/shm": {"storage/base"},
     "gpu/driver": {"storage/base"},
-    "gpu": {"gpu/driver", "index/backend", "index/segment.h", "storage", "storage/base"},
+    "gpu": {
+        "gpu/driver", "gpu/kernels", "gpu/resident/resident_layout.h", "index/backend", "index/segment.h",
+        "storage", "storage/base",
+    },
+    "gpu/kernels": {"gpu/resident/resident_layout.h", "storage/base"},
+    # What a region is, byte by byte: both sides of it see no more of each other.
+    "gpu/resident/resident_layout.h": {"gpu/kernels"},
     "gpu/wavebufferd": {"gpu", "gpu/driver", "proto", "proto/rpc", "storage", "storage/base"},
     "daemon/engine": {
         "index", "index/backend", "index/segment.h", "index/token_sketch.h", "storage", "storage/base",
@@ -36,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
         "storage/base", "proto/rpc",
     },
     "client": {"client/gpu", "proto", "proto/rpc", "proto/shm", "storage/base"},
-    "client/gpu": {"gpu/driver", "storage/base"},
+    "client/gpu": {"gpu/driver", "gpu/kernels", "gpu/resident/resident_layout.h", "storage/base"},
     "client/cli": {"client", "proto/rpc", "storage/base", "storage/trace"},
     "tests": {"*"},
     "bench": {"*"},
@@ -126,6 +132,8 @@ def test_the_guard_sees_forbidden_arrows():
         ("storage/base/x.h", '#include "storage/block_pool.h"', "base sees no other room"),
         ("storage/x.h", '#include "index/segment.h"', "storage lies below index"),
         ("index/x.h", '#include "gpu/buffer_stager.h"', "index lies below gpu"),
+        ("client/gpu/x.h", '#include "gpu/resident/resident_region.h"', "that is the daemon's side"),
+        ("gpu/kernels/x.h", '#include "gpu/tenant_buffer.h"', "kernels see layouts only"),
         ("daemon/engine/x.cc", "#include <grpcpp/grpcpp.h>", "the engine embeds without gRPC"),
         ("daemon/engine/x.cc", '#include "wavekv/v1/types.pb.h"', "no wire format in the engine"),
         ("daemon/server/x.cc", '#include "index/zone/zone_plan.h"', "no index internals"),
