@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds what runs on a GPU machine and packs it with the shared libraries it needs, so that it runs
 # where Debian's are not installed. Two bundles, each small enough to carry:
-#   kernels  tests and benchmarks of the CUDA kernels; needs the CUDA Toolkit
-#   buffer   the daemons, and the tests of the wave buffer that take a real GPU
+#   kernels  tests and benchmarks of the CUDA kernels
+#   buffer   the daemons, and the tests of the wave buffer and of the SDK that take a real GPU
+# Both need the CUDA Toolkit.
 # Usage: scripts/gpu_bundle.sh [kernels|buffer] [FOLDER]   (default: kernels, build/gpu-bundle)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -15,8 +16,9 @@ case "${1:-kernels}" in
     ;;
   buffer)
     TARGETS=(wavekvd wavebufferd mock_decoder wave_buffer_peer driver_test cuda_buffer_test
-      buffer_stager_test staged_attention_test deaths_test needles_test)
-    CUDA=AUTO
+      buffer_stager_test staged_attention_test deaths_test needles_test region_view_test
+      resident_batch_test)
+    CUDA=ON
     ;;
   *) die "expected kernels or buffer, found '$1'" ;;
 esac
