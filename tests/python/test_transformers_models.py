@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 
 import torch_models as small  # noqa: E402
 import wavekv  # noqa: E402
+from transformers import DynamicCache  # noqa: E402
 from wavekv.transformers import SUPPORTED_MODELS, UnsupportedModelError, WaveKVCache  # noqa: E402
 
 
@@ -227,3 +228,45 @@ def test_a_compiled_model_is_refused_by_name(address, model, whole):
     prompts = small.make_prompts(2, 30, padding=[3])
     cache = WaveKVCache(model.config, address)
     small.assert_same_logits(model, prompts, small.generate(model, prompts, cache, 2))
+
+
+def test_a_long_prompt_of_phi3_longrope_is_served_to_its_end(address, recwarn):
+    model = small.make_longrope_model(switch=48)
+    prompts = small.make_prompts(2, 61, padding=[0, 7])
+    cache = WaveKVCache(model.config, address)
+    assert not cache
+    made = small.generate(model, prompts, cache, 8)
+    small.assert_same_logits(model, prompts, made)
+    assert cache and cache.get_seq_length() == 61 + 8 - 1
+    assert cache.counters.steady_tokens > 0
+    assert not [warning for warning in recwarn if "dropped" in str(warning.message)]
+
+
+def test_a_cache_that_phi3_longrope_drops_says_so(address):
+    model = small.make_longrope_model(switch=48)
+    prompts = small.make_prompts(1, 44)
+    cache = WaveKVCache(model.config, address)
+    dropped = "beyond 48 tokens .* dropped the WaveKVCache of 48"
+    if not small.OLD_TRANSFORMERS:
+        with pytest.raises(UnsupportedModelError, match=f"{dropped}.* the newest 1 alone"):
+            small.generate(model, prompts, cache, 12)
+        return
+    with pytest.warns(RuntimeWarning, match=f"{dropped}.* reads all again"):
+        made = small.generate(model, prompts, cache, 12)
+    # As transformers rotates them: by one set of factors up to the switch, by the other beyond.
+    before = small.exact_logits(model, made.sequences[:, :48], prompts.mask)[:, 43:]
+    beyond = small.exact_logits(model, made.sequences[:, :-1], prompts.mask)[:, 48:]
+    found = torch.stack(made.logits, dim=1)
+    expected = torch.cat([before, beyond], dim=1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=small.LOGITS_TOLERANCE)
+
+
+def test_another_cache_beside_one_that_may_be_dropped_is_left_alone(address, recwarn):
+    model = small.make_longrope_model(switch=48)
+    cache = WaveKVCache(model.config, address)
+    small.generate(model, small.make_prompts(1, 20), cache, 4)
+    prompts = small.make_prompts(1, 30)
+    made = small.generate(model, prompts, DynamicCache(config=model.config), 8)
+    small.assert_same_logits(model, prompts, made)
+    assert cache.get_seq_length() == 23
+    assert not [warning for warning in recwarn if "dropped" in str(warning.message)]

@@ -12,9 +12,11 @@ import random
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+OLD_TRANSFORMERS = transformers.__version__.startswith("4.")
 VOCABULARY = 61
 PAD = 0
 # The end-of-sequence token is VOCABULARY, which no model can make: generations have their length.
@@ -59,6 +61,17 @@ def make_model(family: str = "llama", **changes: Any) -> Any:
     """A model of random weights with the attention "wavekv"."""
     config = make_config(family, **changes)
     return AutoModelForCausalLM.from_config(config, attn_implementation="wavekv").eval()
+
+
+def make_longrope_model(switch: int) -> Any:
+    """A Phi-3 whose keys are rotated by other factors beyond `switch` tokens."""
+    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    rope = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, **factors}}
+    if OLD_TRANSFORMERS:
+        rope = {"rope_scaling": {"type": "longrope", **factors}}
+    return make_model(
+        "phi3", original_max_position_embeddings=switch, max_position_embeddings=8 * switch, **rope
+    )
 
 
 @dataclasses.dataclass(frozen=True)

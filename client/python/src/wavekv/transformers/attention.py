@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from wavekv.transformers.cache import check_dropped
 from wavekv.transformers.models import UnsupportedModelError
 from wavekv.transformers.states import NOT_COMPILED, NewStates
 
@@ -45,6 +46,7 @@ def wavekv_attention(
         )[0]
 
     if not isinstance(key, NewStates) or not isinstance(value, NewStates):
+        check_dropped(module.config, key.shape[2], kwargs.get("position_ids"))
         return exact(key, value), None
     for name, what in _UNKNOWN_ARITHMETIC.items():
         if kwargs.get(name) is not None:

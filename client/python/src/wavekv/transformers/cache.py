@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from wavekv.errors import InvalidArgumentError
 from wavekv.session import Sequence, Session, connect
-from wavekv.transformers.models import model_shape
+from wavekv.transformers.models import UnsupportedModelError, model_shape, switch_tokens
 from wavekv.transformers.rows import RowOptions
 from wavekv.transformers.states import NOT_COMPILED, NewStates
 from wavekv.transformers.store import Store
@@ -19,6 +21,8 @@ from wavekv.types import Budget, IndexOptions, StepCounters
 STEP_TOKENS_MAX = 32
 # Of a sequence whose model does not say how long it may get.
 _MAX_TOKENS = 8192
+# Caches that transformers may drop by itself, see check_dropped.
+_droppable: weakref.WeakSet[WaveKVCache] = weakref.WeakSet()
 
 
 class WaveKVLayer(CacheLayerMixin):
@@ -132,14 +136,22 @@ class WaveKVCache(Cache):
             Store(
                 session, address, shape, options,
                 budget=budget, step_tokens_max=step_tokens_max, fallback=fallback,
-            )
+            ),
+            text,
         )  # fmt: skip
 
-    def _adopt(self, store: Store) -> None:
+    def _adopt(self, store: Store, config: Any) -> None:
         self._store = store
+        self._config = config
+        if switch_tokens(config) is not None:
+            _droppable.add(self)
         super().__init__(
             layers=[WaveKVLayer(store, layer) for layer in range(store.shape.layers)]
         )
+
+    def __bool__(self) -> bool:
+        """False while nothing is stored, as of a DynamicCache: Phi-3 drops a cache that is true."""
+        return self.get_seq_length() > 0
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -198,8 +210,38 @@ class WaveKVCache(Cache):
         store = self._store.fork()
         store.budget = budget or store.budget
         copy = object.__new__(WaveKVCache)
-        copy._adopt(store)
+        copy._adopt(store, self._config)
         return copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WaveKVCache:
         return self.fork()
+
+
+def check_dropped(config: Any, columns: int, positions: torch.Tensor | None) -> None:
+    """Called when attention gets keys from another cache: is it because WaveKV's was dropped?
+
+    config: the model's; columns: how many keys there are; positions: of the queries, where known.
+
+    Warns, once, when transformers reads all tokens again. Raises UnsupportedModelError when it
+    (5.17 does) goes on with the newest token alone: its attention would be over nothing else.
+    """
+    limit = switch_tokens(config) if _droppable else None
+    for cache in list(_droppable):
+        if cache._config is not config or not 0 < cache.get_seq_length() <= limit:
+            continue
+        lost = positions is not None and limit <= int(positions.max()) and columns <= limit
+        if not lost and columns <= limit:
+            continue  # Another sequence of the same model, in a cache of its own.
+        _droppable.discard(cache)
+        text = (
+            f"beyond {limit} tokens this model rotates its keys by other factors: transformers "
+            f"dropped the WaveKVCache of {cache.get_seq_length()} tokens"
+        )
+        cure = f"a prompt of more than {limit} tokens is served by WaveKV to its end"
+        if lost:
+            raise UnsupportedModelError(f"{text} and attends over the newest {columns} alone; {cure}")
+        warnings.warn(
+            f"{text} and reads all again, into a cache of its own; {cure}",
+            RuntimeWarning,
+            stacklevel=2,
+        )

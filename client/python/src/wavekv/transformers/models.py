@@ -50,6 +50,19 @@ def model_shape(config: Any, dtype: torch.dtype | None = None) -> ModelShape:
     )
 
 
+def switch_tokens(config: Any) -> int | None:
+    """Returns the length beyond which Phi-3's longrope rotates by other factors; None without one.
+
+    When a generation passes it, transformers drops whatever cache there is and reads all tokens
+    again, into a cache of its own.
+    """
+    text = config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if text.model_type != "phi3" or rope.get("rope_type", rope.get("type")) != "longrope":
+        return None
+    return text.original_max_position_embeddings
+
+
 def _refuse_unservable(text: Any) -> None:
     name = text.model_type
     if getattr(text, "kv_lora_rank", None):
