@@ -12,7 +12,9 @@
 #include "gpu/buffer_link.h"
 #include "gpu/buffer_memory.h"
 #include "gpu/device_buffer.h"
+#include "gpu/held_resident.h"
 #include "gpu/region_layout.h"
+#include "gpu/resident/resident_region.h"
 #include "gpu/sequence_region.h"
 #include "gpu/tenant_buffer.h"
 #include "storage/base/descriptor_protocol.h"
@@ -83,6 +85,9 @@ class BufferStager : public Stager {
                                    std::span<const StageHead> heads) override;
   absl::StatusOr<StageCounters> Touch(SequenceId sequence, uint32_t layer,
                                       std::span<const StageHead> heads) override;
+  absl::StatusOr<std::unique_ptr<ResidentSequence>> AttachResident(
+      const TenantId& tenant, SequenceId sequence, const ModelShape& shape, uint64_t max_tokens,
+      const ResidentOptions& options) override;
   std::vector<WaveBufferStatus> Status() const override;
 
  private:
@@ -99,8 +104,8 @@ class BufferStager : public Stager {
       const Attached& attached, SequenceId sequence,
       const std::shared_ptr<TenantBuffer>& buffer) const;
   void GiveBack(const HeldBuffer& held);
-  // Gives back the buffers of tenants without a sequence, whose clients will ask for a new one
-  // when they need it. False: there was none.
+  // Gives back the buffers of tenants without a sequence or a resident region, whose clients will
+  // ask for a new one when they need it. False: there was none.
   bool ReclaimIdleBuffers();
   // NotFound means that wavebufferd was started anew: attach again, and say that it was away.
   absl::Status NoteLost(const BufferSession& session, const absl::Status& status);
@@ -150,6 +155,8 @@ bool BufferStager::ReclaimIdleBuffers() {
     for (const auto& [id, attached] : sequences_) busy.insert(attached.tenant);
     for (auto& [name, tenant] : tenants_) {
       if (tenant.held == nullptr || tenant.allocating || busy.contains(name)) continue;
+      // Resident regions hold it, and calls that have just got it: others come to it by us alone.
+      if (tenant.held.use_count() > 1) continue;
       idle.push_back(std::move(tenant.held));
     }
   }
@@ -331,6 +338,33 @@ absl::StatusOr<StageCounters> BufferStager::Touch(SequenceId sequence, uint32_t 
   miss_blocks_ += counters.miss_blocks;
   AdmitLater(std::move(region), std::move(misses));
   return counters;
+}
+
+absl::StatusOr<std::unique_ptr<ResidentSequence>> BufferStager::AttachResident(
+    const TenantId& tenant, SequenceId sequence, const ModelShape& shape, uint64_t max_tokens,
+    const ResidentOptions& options) {
+  WAVEKV_ASSIGN_OR_RETURN(const BufferSession session, link_->Session());
+  if (session.lease.backend != kCudaBackend) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the wave buffer at ", link_->client().address(), " has the backend '",
+                     session.lease.backend,
+                     "', whose memory only wavekvd writes; use Attend, or start "
+                     "wavebufferd with --backend=cuda"));
+  }
+  WAVEKV_ASSIGN_OR_RETURN(const auto held, EnsureBuffer(tenant));
+  auto region = resident::CreateResidentRegion(held->buffer, sequence, shape, max_tokens, options);
+  if (absl::IsResourceExhausted(region.status())) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "sequence ", sequence.value(), ": ", region.status().message(),
+        "; raise --wave_buffer_bytes, detach others, or ask for a smaller cache_ratio"));
+  }
+  WAVEKV_RETURN_IF_ERROR(region.status());
+  const auto check_buffer = [this, generation = held->generation]() -> absl::Status {
+    WAVEKV_ASSIGN_OR_RETURN(const BufferSession now, link_->Session());
+    if (now.generation == generation) return absl::OkStatus();
+    return absl::UnavailableError("wavebufferd was restarted and its memory lost; attach again");
+  };
+  return HoldResident(*std::move(region), held, check_buffer);
 }
 
 void BufferStager::AdmitLater(std::shared_ptr<SequenceRegion> region,

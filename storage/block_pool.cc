@@ -211,6 +211,16 @@ absl::StatusOr<std::shared_ptr<Arena>> BlockPool::CreateArena(const TenantId& te
   return arena;
 }
 
+std::shared_ptr<const Arena> BlockPool::ArenaOf(const std::byte* address) const {
+  MutexLock lock(&impl_->mutex);
+  for (const auto& [id, entry] : impl_->entries) {
+    if (entry.arena == nullptr || !entry.arena->FileOffset(address).has_value()) continue;
+    // Not expired: a run of it is held.
+    return entry.arena->weak_from_this().lock();
+  }
+  return nullptr;
+}
+
 PoolUsage BlockPool::Usage() const {
   MutexLock lock(&impl_->mutex);
   PoolUsage usage;
@@ -366,6 +376,14 @@ uint64_t Arena::arena_bytes() const { return impl_->arena_bytes; }
 uint64_t Arena::reserved_bytes() const { return impl_->reserved_bytes; }
 const TenantId& Arena::tenant() const { return impl_->tenant; }
 int Arena::fd() const { return impl_->fd.get(); }
+
+std::optional<uint64_t> Arena::FileOffset(const std::byte* address) const {
+  const auto begin = reinterpret_cast<uintptr_t>(impl_->mapping.data());
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  if (at < begin || at - begin >= impl_->arena_bytes) return std::nullopt;
+  return at - begin;
+}
+
 std::byte* Arena::base(Run::Place place) const {
   return place == Run::Place::kFile ? impl_->mapping.data() : impl_->private_mapping.data();
 }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,9 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   absl::StatusOr<std::shared_ptr<Arena>> CreateArena(const TenantId& tenant, uint64_t arena_bytes,
                                                      uint64_t reserved_bytes, std::string label);
 
+  // The arena whose file `address` lies in; the caller holds a run of it. Null: in none.
+  std::shared_ptr<const Arena> ArenaOf(const std::byte* address) const;
+
   PoolUsage Usage() const;
   std::vector<TenantUsage> TenantUsages() const;
 
@@ -118,6 +122,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   PoolUsage Usage() const;
   // The memfd, owned by the arena. A peer that maps it gets read-only memory.
   int fd() const;
+  // Where `address` lies in the memfd; nothing when it does not.
+  std::optional<uint64_t> FileOffset(const std::byte* address) const;
 
  private:
   friend class BlockPool;

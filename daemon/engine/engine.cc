@@ -143,6 +143,7 @@ bool Engine::Impl::EvictOne(const TenantId& tenant) {
 }
 
 void Engine::Impl::Forget(const Sequence& sequence) {
+  residents.Remove(sequence.id(), absl::NotFoundError("the sequence has ended"));
   const bool first = registry.Remove(sequence.id());
   if (first && sequence.spec().attach_wave_buffer) stager->DetachSequence(sequence.id());
 }
@@ -181,8 +182,11 @@ absl::StatusOr<SequenceStatus> Engine::CreateSequence(const TenantId& tenant, Cl
 absl::StatusOr<InsertOutcome> Engine::Insert(const TenantId& tenant, const InsertChunk& chunk) {
   WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use sequence, impl_->Find(tenant, chunk.sequence.id));
   WAVEKV_ASSIGN_OR_RETURN(const RowBatch batch, ReadInsertChunk(sequence->shape(), chunk));
-  return sequence->Append(chunk.sequence.generation, batch, AppendMode::kInsert,
-                          &impl_->compute_pool);
+  const Generation generation = chunk.sequence.generation;
+  if (const auto attached = impl_->residents.Find(sequence->id())) {
+    return attached->Insert(generation, batch, &impl_->compute_pool);
+  }
+  return sequence->Append(generation, batch, AppendMode::kInsert, &impl_->compute_pool);
 }
 
 absl::StatusOr<BuildProgress> Engine::BuildIndex(
@@ -243,7 +247,11 @@ absl::StatusOr<SequenceStatus> Engine::TruncateSequence(const TenantId& tenant,
                                                         SequenceRef sequence,
                                                         uint64_t token_count) {
   WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
-  WAVEKV_RETURN_IF_ERROR(found->Truncate(sequence.generation, token_count).status());
+  const auto attached = impl_->residents.Find(sequence.id);
+  WAVEKV_RETURN_IF_ERROR((attached == nullptr
+                              ? found->Truncate(sequence.generation, token_count)
+                              : attached->Truncate(sequence.generation, token_count))
+                             .status());
   return found->Status();
 }
 
@@ -271,6 +279,7 @@ absl::Status Engine::SetTtl(const TenantId& tenant, SequenceRef sequence, uint64
 
 uint32_t Engine::ReleaseOwner(ClientId owner) {
   if (owner == ClientId(0)) return 0;  // Nobody holds no lease.
+  impl_->residents.CloseOf(owner, absl::UnavailableError("the lease of its client has ended"));
   uint32_t gone = 0;
   for (const auto& sequence : impl_->registry.List("", SequenceId(0), UINT32_MAX)) {
     if (sequence->ReleaseOwner(owner)) continue;
@@ -299,6 +308,7 @@ EngineStats Engine::Stats() const {
   stats.builds_paused = impl_->steps.paused_count();
   stats.recordings = impl_->recordings.count();
   stats.recording_queued_bytes = impl_->recordings.queued_bytes();
+  stats.residents = impl_->residents.Stats();
   stats.backend = impl_->backend->Caps();
   if (impl_->stager != nullptr) stats.wave_buffers = impl_->stager->Status();
   MutexLock lock(&impl_->counters_mutex);

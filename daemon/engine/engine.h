@@ -3,6 +3,7 @@
 // A library without gRPC and without CUDA: the daemon serves it, and a process can embed it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/engine/recorder.h"
+#include "daemon/engine/resident_terms.h"
 #include "daemon/engine/types.h"
 #include "index/backend/compute_backend.h"
 #include "index/backend/stager.h"
@@ -54,6 +56,7 @@ struct EngineStats {
   uint64_t builds_paused = 0;  // Threads that wait for steps to end.
   uint32_t recordings = 0;
   uint64_t recording_queued_bytes = 0;  // Of all of them.
+  ResidentStats residents;
   BackendCaps backend;
   std::vector<WaveBufferStatus> wave_buffers;
 };
@@ -127,6 +130,28 @@ class Engine {
   // ResourceExhausted: there are recordings_max recorders, or the tenant has no room for the queue.
   absl::StatusOr<std::unique_ptr<Recorder>> Record(const TenantId& tenant, SequenceRef sequence,
                                                    const RecordingOptions& options);
+
+  // Lets `client`, which owns the sequence, attend over it on the device itself: shows it in a
+  // region of the tenant's wave buffer and keeps both in step, until the client detaches it, the
+  // sequence ends, the client's lease or process does, or the wave buffer is lost. What steps
+  // append there is stored as if it had been inserted; meanwhile nothing else appends, but for
+  // Insert, which like TruncateSequence takes that no step is under way. FailedPrecondition names
+  // what the sequence or this daemon lacks, and the cure. Aborted: it is attached, unless by
+  // `client` itself and no process has come for it, or that is dead: then anew. InvalidArgument:
+  // its shape or an option is none of a step on a GPU. ResourceExhausted: the buffer has no room.
+  absl::StatusOr<ResidentGrant> AttachResident(const TenantId& tenant, ClientId client,
+                                               int64_t client_uid, SequenceRef sequence,
+                                               const ResidentOptions& region);
+  // How the attachment is doing, once it has ended or shows every position up to
+  // `steady_first_above` clustered, or after `wait`. FailedPrecondition: there never was one.
+  absl::StatusOr<ResidentState> ResidentStatus(const TenantId& tenant, SequenceRef sequence,
+                                               uint64_t steady_first_above,
+                                               std::chrono::milliseconds wait);
+  // Stores what steps have appended and ends the attachment. No step may begin any more; the region
+  // is used anew once those under way have completed. FailedPrecondition: it is not attached.
+  // Aborted: by another client. An error of storing is returned, and it is detached all the same.
+  absl::StatusOr<ResidentState> DetachResident(const TenantId& tenant, ClientId client,
+                                               SequenceRef sequence);
 
   // The owner's lease ended: its sequences go, but for pinned ones and those with a TTL, which
   // become nobody's. Returns how many went.

@@ -11,6 +11,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/layer_version.h"
 #include "daemon/engine/recorder.h"
+#include "daemon/engine/resident_sync.h"
 #include "daemon/engine/sequence_registry.h"
 #include "daemon/engine/step_priority.h"
 #include "storage/base/mutex.h"
@@ -19,6 +20,8 @@
 namespace wavekv {
 
 struct Engine::Impl {
+  class Attaching;
+
   Impl(const EngineOptions& engine_options, uint32_t build_threads, uint32_t compute_threads,
        std::shared_ptr<BlockPool> block_pool, std::unique_ptr<ComputeBackend> compute_backend,
        std::unique_ptr<Stager> wave_stager);
@@ -35,6 +38,9 @@ struct Engine::Impl {
   bool EvictOne(const TenantId& tenant);
   // Forgets an ended sequence.
   void Forget(const Sequence& sequence);
+  // The attachment of a sequence that BeginAttachment has let the client have.
+  absl::StatusOr<std::shared_ptr<AttachedSequence>> Attach(
+      const std::shared_ptr<Sequence>& sequence, ClientId client, const ResidentOptions& region);
   void Count(const StepCounters& step);
 
   const EngineOptions options;
@@ -51,7 +57,8 @@ struct Engine::Impl {
   RecordingSet recordings;
   ThreadPool compute_pool;
   StepPriority steps;
-  Builder builder;  // Last: its threads end before what they use.
+  Builder builder;         // Its threads end before what they use.
+  ResidentSync residents;  // Last, as it schedules builds.
 };
 
 }  // namespace wavekv

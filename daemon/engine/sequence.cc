@@ -46,13 +46,19 @@ absl::Status Sequence::CheckAlive(Generation wanted) const {
   return absl::OkStatus();
 }
 
-absl::Status Sequence::CheckWrite(Generation generation) const {
+absl::Status Sequence::CheckWrite(Generation generation, Writer writer) const {
   if (generation == Generation(0)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "sequence ", id().value(), ": generation is 0; writes must name the generation (",
         generation_.value(), " now)"));
   }
-  return CheckAlive(generation);
+  WAVEKV_RETURN_IF_ERROR(CheckAlive(generation));
+  if (attached_ && writer == Writer::kClient) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "sequence ", id().value(), " is attached to the wave buffer: its tokens are appended by ",
+        "steps on the device; detach it first"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Sequence::CheckGeneration(Generation wanted) const {
@@ -113,6 +119,7 @@ SequenceStatus Sequence::Status() const {
   }
   status.version = version_;
   status.idle_ms = uses_ > 0 ? 0 : static_cast<uint64_t>(clock_->NowMs() - last_use_ms_);
+  status.attached = attached_;
   status.pinned = pinned_;
   status.ttl_ms = ttl_ms_;
   status.counters = counters_;

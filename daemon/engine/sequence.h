@@ -56,6 +56,9 @@ enum class AppendMode {
   kDecode,  // At the token count, or a retry of the last token.
 };
 
+// Who writes: while a sequence is attached to a resident region, only its attachment may.
+enum class Writer { kClient, kAttachment };
+
 // Thread-safe. Writers (append, truncate, publication) are serialised by write_mutex_ and take
 // mutex_ only to read and to swap state; rows are written with mutex_ free, before the token count
 // that makes them visible. Readers take a snapshot under mutex_ and work without any lock.
@@ -81,9 +84,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // Writes (sequence_write.cc). The generation must be named.
   // A large batch is copied by the pool, too, if there is one.
+  // FailedPrecondition from a client: the sequence is attached.
   absl::StatusOr<InsertOutcome> Append(Generation generation, const RowBatch& batch,
-                                       AppendMode mode, ThreadPool* pool);
-  absl::StatusOr<Generation> Truncate(Generation generation, uint64_t token_count);
+                                       AppendMode mode, ThreadPool* pool,
+                                       Writer writer = Writer::kClient);
+  absl::StatusOr<Generation> Truncate(Generation generation, uint64_t token_count,
+                                      Writer writer = Writer::kClient);
   // What a fork of the first token_count tokens (0: all) starts from. InvalidArgument when there
   // are fewer.
   absl::StatusOr<ForkSource> ReadForkSource(Generation wanted, uint64_t token_count) const;
@@ -114,6 +120,13 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Whether a step that was answered is to be told to RecordStep.
   bool recorded() const { return recorded_.load(std::memory_order_relaxed); }
   void RecordStep(RecordedStep step);
+
+  // Attachment to a resident region (sequence_attach.cc).
+  // From now on only the attachment of `client` writes. Aborted: there is one. FailedPrecondition,
+  // with the cure: the client does not own the sequence; it has no index yet, or its layers differ
+  // in their tokens, or more than `exact_max` of them are not clustered; it is recorded.
+  absl::Status BeginAttachment(Generation wanted, ClientId client, uint64_t exact_max);
+  void EndAttachment();
 
   // Life.
   class Use;
@@ -152,7 +165,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   };
 
   absl::Status CheckAlive(Generation wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckWrite(Generation generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckWrite(Generation generation, Writer writer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckAttachable(ClientId client, uint64_t exact_max) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   LayerSnapshot SnapshotLocked(uint32_t layer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<const LayerVersion> EmptyVersion() const;
   uint64_t TokenCountLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -199,6 +215,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   bool decoding_ ABSL_GUARDED_BY(mutex_) = false;  // There was a BuildIndex.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   ClientId owner_ ABSL_GUARDED_BY(mutex_);
+  bool attached_ ABSL_GUARDED_BY(mutex_) = false;  // To a resident region.
   bool pinned_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t ttl_ms_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_use_ms_ ABSL_GUARDED_BY(mutex_) = 0;

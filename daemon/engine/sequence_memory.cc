@@ -149,6 +149,11 @@ uint64_t SequenceMemory::reserved_bytes() const {
   return bytes;
 }
 
+std::shared_ptr<const Arena> SequenceMemory::arena() const {
+  MutexLock lock(&mutex_);
+  return arena_;
+}
+
 absl::Status SequenceMemory::CheckOpen() const {
   if (arena_ != nullptr) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(label_, " was dropped"));

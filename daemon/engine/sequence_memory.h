@@ -61,6 +61,8 @@ class SequenceMemory {
   void Close();
 
   uint64_t reserved_bytes() const;
+  // Where segments lie, unless they had to go to an overflow arena; null once closed.
+  std::shared_ptr<const Arena> arena() const;
 
  private:
   enum class Content : uint8_t { kRows, kSegments };

@@ -49,6 +49,12 @@ absl::StatusOr<TraceSequence> Sequence::StartRecording(Generation wanted,
   MutexLock write(&write_mutex_);  // No rows are half in.
   MutexLock lock(&mutex_);
   WAVEKV_RETURN_IF_ERROR(CheckAlive(wanted));
+  if (attached_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("sequence ", id().value(),
+                     " is attached to the wave buffer: its steps run on the device, where nobody "
+                     "records them; detach it first"));
+  }
   header.generation = generation_.value();
   header.built = decoding_;
   for (const uint32_t layer : recording->layers()) {

@@ -88,13 +88,13 @@ absl::Status Sequence::WriteBatch(const RowBatch& batch, std::span<const LayerSn
 }
 
 absl::StatusOr<InsertOutcome> Sequence::Append(Generation generation, const RowBatch& batch,
-                                               AppendMode mode, ThreadPool* pool) {
+                                               AppendMode mode, ThreadPool* pool, Writer writer) {
   MutexLock write(&write_mutex_);
   std::vector<LayerSnapshot> before;
   std::vector<LayerContent> contents;
   {
     MutexLock lock(&mutex_);
-    WAVEKV_RETURN_IF_ERROR(CheckWrite(generation));
+    WAVEKV_RETURN_IF_ERROR(CheckWrite(generation, writer));
     for (const uint32_t layer : batch.layers) {
       before.push_back(SnapshotLocked(layer));
       contents.push_back(layers_[layer].content);
@@ -131,12 +131,13 @@ absl::StatusOr<InsertOutcome> Sequence::Append(Generation generation, const RowB
   return outcome;
 }
 
-absl::StatusOr<Generation> Sequence::Truncate(Generation generation, uint64_t token_count) {
+absl::StatusOr<Generation> Sequence::Truncate(Generation generation, uint64_t token_count,
+                                              Writer writer) {
   MutexLock write(&write_mutex_);
   std::vector<LayerSnapshot> before;
   {
     MutexLock lock(&mutex_);
-    WAVEKV_RETURN_IF_ERROR(CheckWrite(generation));
+    WAVEKV_RETURN_IF_ERROR(CheckWrite(generation, writer));
     if (token_count > TokenCountLocked()) {
       return absl::InvalidArgumentError(absl::StrCat("sequence ", id().value(), ": cannot keep ",
                                                      token_count, " tokens, it holds ",

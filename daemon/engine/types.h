@@ -198,6 +198,7 @@ struct SequenceStatus {
   bool pinned = false;
   uint64_t ttl_ms = 0;
   bool wave_buffer = false;
+  bool attached = false;  // To a resident region.
   StepCounters counters;
 };
 

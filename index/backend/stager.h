@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "index/backend/resident.h"
 #include "index/segment.h"
 #include "storage/base/ids.h"
 #include "storage/base/model_shape.h"
@@ -108,6 +109,15 @@ class Stager {
   // is staged. For a step whose attention the daemon computes itself.
   virtual absl::StatusOr<StageCounters> Touch(SequenceId sequence, uint32_t layer,
                                               std::span<const StageHead> heads) = 0;
+
+  // Carves a resident region for the sequence, whose client then attends on the device itself. The
+  // tenant's buffer stays while it lives; once that is lost, Poll says so: Unavailable.
+  // FailedPrecondition: the buffer is in host memory, where steps are Attend's.
+  // InvalidArgument: a shape or an option that no step on a GPU has. ResourceExhausted: no room.
+  // Unavailable: wavebufferd is away.
+  virtual absl::StatusOr<std::unique_ptr<ResidentSequence>> AttachResident(
+      const TenantId& tenant, SequenceId sequence, const ModelShape& shape, uint64_t max_tokens,
+      const ResidentOptions& options) = 0;
 
   virtual std::vector<WaveBufferStatus> Status() const = 0;
 };

@@ -143,10 +143,8 @@ ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<con
   uint32_t count = 0;
   switch (budget.kind) {
     case BudgetKind::kRatio:
-      count = CeilOfShare(budget.value, clusters);
-      break;
     case BudgetKind::kClusters:
-      count = static_cast<uint32_t>(std::min<double>(budget.value, clusters));
+      count = FixedRetrievalCount(budget, clusters);
       break;
     case BudgetKind::kCoverage:
       count = CountForCoverage(scores, budget.value, count_max, &order, &plan.moved_to_estimation);
@@ -171,6 +169,13 @@ ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<con
   plan.estimated = order.NextByIndex(count + sketched, estimated - sketched);
   plan.ignored = clusters - count - estimated;
   return plan;
+}
+
+uint32_t FixedRetrievalCount(const ZoneBudget& budget, uint32_t clusters) {
+  WAVEKV_CHECK(budget.kind == BudgetKind::kRatio || budget.kind == BudgetKind::kClusters,
+               "a budget that asks for a number of clusters");
+  if (budget.kind == BudgetKind::kRatio) return CeilOfShare(budget.value, clusters);
+  return static_cast<uint32_t>(std::min<double>(budget.value, clusters));
 }
 
 }  // namespace wavekv

@@ -15,4 +15,8 @@ namespace wavekv {
 ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<const double> reaches,
                      std::span<const float> steady_lse, const ZoneBudget& budget);
 
+// How many of `clusters` a budget of kRatio or kClusters, the kinds that look at no query,
+// retrieves.
+uint32_t FixedRetrievalCount(const ZoneBudget& budget, uint32_t clusters);
+
 }  // namespace wavekv

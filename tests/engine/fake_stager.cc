@@ -80,6 +80,16 @@ class FakeStager : public Stager {
     return counters;
   }
 
+  absl::StatusOr<std::unique_ptr<ResidentSequence>> AttachResident(
+      const TenantId&, SequenceId sequence, const ModelShape& shape, uint64_t,
+      const ResidentOptions& options) override {
+    MutexLock lock(&buffer_->mutex_);
+    WAVEKV_RETURN_IF_ERROR(buffer_->status_);
+    auto region = std::make_shared<FakeRegion>(shape, options);
+    buffer_->residents_[sequence] = region;
+    return CreateFakeResident(std::move(region));
+  }
+
   std::vector<WaveBufferStatus> Status() const override {
     MutexLock lock(&buffer_->mutex_);
     WaveBufferStatus status;
@@ -134,6 +144,12 @@ std::vector<std::byte> FakeBuffer::bytes() const {
 uint64_t FakeBuffer::touches() const {
   MutexLock lock(&mutex_);
   return touches_;
+}
+
+std::shared_ptr<FakeRegion> FakeBuffer::resident(SequenceId sequence) const {
+  MutexLock lock(&mutex_);
+  const auto found = residents_.find(sequence);
+  return found == residents_.end() ? nullptr : found->second;
 }
 
 uint64_t FakeBuffer::last_completed_step() const {

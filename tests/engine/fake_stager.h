@@ -10,6 +10,7 @@
 
 #include "index/backend/stager.h"
 #include "storage/base/mutex.h"
+#include "tests/engine/fake_resident.h"
 
 namespace wavekv::testing {
 
@@ -30,6 +31,8 @@ class FakeBuffer {
   std::vector<std::byte> bytes() const;
   uint64_t touches() const;
   uint64_t last_completed_step() const;
+  // The last resident region of a sequence; null: there was none.
+  std::shared_ptr<FakeRegion> resident(SequenceId sequence) const;
 
  private:
   friend class FakeStager;
@@ -37,6 +40,7 @@ class FakeBuffer {
   uint32_t runs_max_ ABSL_GUARDED_BY(mutex_) = UINT32_MAX;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Region> regions_ ABSL_GUARDED_BY(mutex_);
+  std::map<SequenceId, std::shared_ptr<FakeRegion>> residents_ ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<uint64_t, uint32_t>> cached_ ABSL_GUARDED_BY(mutex_);  // (uid, block)
   std::vector<std::byte> bytes_ ABSL_GUARDED_BY(mutex_);
   uint64_t step_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,0 +1,130 @@
+#include "daemon/engine/resident_sync.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace wavekv {
+namespace {
+
+constexpr std::chrono::milliseconds kFastest(1);
+constexpr std::chrono::milliseconds kSlowest(32);
+
+}  // namespace
+
+ResidentSync::ResidentSync() : thread_([this] { Run(); }) {}
+
+ResidentSync::~ResidentSync() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  wake_.NotifyAll();
+  thread_.join();
+}
+
+void ResidentSync::Add(std::shared_ptr<AttachedSequence> attached) {
+  std::shared_ptr<AttachedSequence> earlier;
+  {
+    MutexLock lock(&mutex_);
+    earlier = std::exchange(attachments_[attached->id()], attached);
+  }
+  if (earlier != nullptr) Retire(earlier, absl::AbortedError("it was attached anew"));
+  wake_.NotifyAll();
+}
+
+std::shared_ptr<AttachedSequence> ResidentSync::Find(SequenceId id) const {
+  MutexLock lock(&mutex_);
+  const auto found = attachments_.find(id);
+  return found == attachments_.end() ? nullptr : found->second;
+}
+
+void ResidentSync::Remove(SequenceId id, const absl::Status& why) {
+  std::shared_ptr<AttachedSequence> removed;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = attachments_.find(id);
+    if (found == attachments_.end()) return;
+    removed = std::move(found->second);
+    attachments_.erase(found);
+  }
+  Retire(removed, why);
+}
+
+void ResidentSync::Retire(const std::shared_ptr<AttachedSequence>& attached,
+                          const absl::Status& why) {
+  (void)attached->Close(why);  // Nobody asks any more what could not be stored.
+  MutexLock lock(&mutex_);
+  retired_ += attached->state().counters;
+  moved_.NotifyAll();
+}
+
+void ResidentSync::CloseOf(ClientId client, const absl::Status& why) {
+  std::vector<std::shared_ptr<AttachedSequence>> open;
+  {
+    MutexLock lock(&mutex_);
+    open = OpenLocked();
+  }
+  for (const auto& attached : open) {
+    if (attached->client() == client) (void)attached->Close(why);
+  }
+  MutexLock lock(&mutex_);
+  moved_.NotifyAll();
+}
+
+std::vector<std::shared_ptr<AttachedSequence>> ResidentSync::OpenLocked() const {
+  std::vector<std::shared_ptr<AttachedSequence>> open;
+  for (const auto& [id, attached] : attachments_) {
+    if (attached->open()) open.push_back(attached);
+  }
+  return open;
+}
+
+ResidentState ResidentSync::Wait(const AttachedSequence& attached, uint64_t above,
+                                 std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  MutexLock lock(&mutex_);
+  ++waiting_;
+  wake_.NotifyAll();
+  ResidentState state = attached.state();
+  while (state.attached.ok() && state.steady_first <= above) {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= left.zero()) break;
+    moved_.WaitFor(&mutex_, left);
+    state = attached.state();
+  }
+  --waiting_;
+  return state;
+}
+
+ResidentStats ResidentSync::Stats() const {
+  MutexLock lock(&mutex_);
+  ResidentStats stats;
+  stats.counters = retired_;
+  for (const auto& [id, attached] : attachments_) {
+    const ResidentState state = attached->state();
+    stats.counters += state.counters;
+    if (state.attached.ok()) ++stats.attached;
+  }
+  return stats;
+}
+
+void ResidentSync::Run() {
+  std::chrono::milliseconds pause = kFastest;
+  for (;;) {
+    std::vector<std::shared_ptr<AttachedSequence>> open;
+    {
+      MutexLock lock(&mutex_);
+      while (!stopping_ && (open = OpenLocked()).empty()) wake_.Wait(&mutex_);
+      if (stopping_) return;
+    }
+    bool moved = false;
+    for (const auto& attached : open) moved |= attached->Round();
+    open.clear();
+    MutexLock lock(&mutex_);
+    if (moved) moved_.NotifyAll();
+    pause = moved || waiting_ > 0 ? kFastest : std::min(2 * pause, kSlowest);
+    if (!stopping_) wake_.WaitFor(&mutex_, pause);
+  }
+}
+
+}  // namespace wavekv

@@ -1,0 +1,63 @@
+// The attached sequences, and the thread that keeps them and their regions in step.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/engine/attached_sequence.h"
+#include "daemon/engine/resident_terms.h"
+#include "storage/base/ids.h"
+#include "storage/base/mutex.h"
+
+namespace wavekv {
+
+// Looks at every attached sequence about once a millisecond while steps run or somebody waits, less
+// and less often while nothing moves, and not at all when none is attached. Thread-safe.
+class ResidentSync {
+ public:
+  ResidentSync();
+  ~ResidentSync();  // Closes all. No call may be running.
+  ResidentSync(const ResidentSync&) = delete;
+  ResidentSync& operator=(const ResidentSync&) = delete;
+
+  // In place of an earlier attachment of the sequence, which is closed.
+  void Add(std::shared_ptr<AttachedSequence> attached);
+  // The sequence's last attachment, closed ones too; null when it never had one.
+  std::shared_ptr<AttachedSequence> Find(SequenceId id) const;
+  // The sequence is gone: its attachment is closed and forgotten.
+  void Remove(SequenceId id, const absl::Status& why);
+  // Closes those of a client.
+  void CloseOf(ClientId client, const absl::Status& why);
+
+  // The attachment's state as soon as it is closed or its steady_first is above `above`, or after
+  // `timeout` whatever it is.
+  ResidentState Wait(const AttachedSequence& attached, uint64_t above,
+                     std::chrono::milliseconds timeout);
+
+  ResidentStats Stats() const;
+
+ private:
+  using Attachments = std::map<SequenceId, std::shared_ptr<AttachedSequence>>;
+  void Run();
+  std::vector<std::shared_ptr<AttachedSequence>> OpenLocked() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Closes it, and keeps its counters for the sum.
+  void Retire(const std::shared_ptr<AttachedSequence>& attached, const absl::Status& why);
+
+  mutable Mutex mutex_;
+  CondVar wake_;   // The thread: there is something to do.
+  CondVar moved_;  // Who waits: something may have changed.
+  Attachments attachments_ ABSL_GUARDED_BY(mutex_);
+  ResidentCounters retired_ ABSL_GUARDED_BY(mutex_);  // Of forgotten ones.
+  uint32_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // Last: it uses the rest.
+};
+
+}  // namespace wavekv
