@@ -42,6 +42,16 @@ struct WaveBufferStats {
   bool pinned = false;
 };
 
+// Of the sequences whose engines attend on the device.
+struct ResidentStats {
+  uint32_t sequences = 0;    // Attached now; the rest since start.
+  uint64_t hit_blocks = 0;   // Blocks that steps asked for and found in the cache,
+  uint64_t miss_blocks = 0;  // or not.
+  uint64_t overflows = 0;    // Tokens that steps could not append: the ring was full.
+  uint64_t violations = 0;   // Numbers found in regions that cannot be.
+  uint64_t log_losses = 0;   // Rounds in which block uses were not heard of.
+};
+
 struct DaemonStats {
   std::string daemon_version;
   uint64_t epoch = 0;
@@ -71,6 +81,7 @@ struct DaemonStats {
   uint32_t numa_nodes = 0;
   uint32_t recordings = 0;  // Sequences being recorded, and what their recorders have not read.
   uint64_t recording_queued_bytes = 0;
+  ResidentStats residents;
 };
 
 struct SequenceSummary {
@@ -91,6 +102,7 @@ struct SequenceSummary {
   uint64_t ttl_ms = 0;
   bool pinned = false;
   bool wave_buffer = false;
+  bool attached = false;  // To a resident region.
   StepCounters counters;
 };
 

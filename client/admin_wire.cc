@@ -8,6 +8,14 @@
 namespace wavekv::client {
 namespace {
 
+ResidentStats FromWire(const v1::ResidentCounters& counters) {
+  return {.hit_blocks = counters.hit_blocks(),
+          .miss_blocks = counters.miss_blocks(),
+          .overflows = counters.overflows(),
+          .violations = counters.violations(),
+          .log_losses = counters.log_losses()};
+}
+
 absl::StatusOr<Histogram> HistogramFromWire(const v1::Histogram& histogram, const char* name) {
   const int bins = histogram.counts_size();
   if (histogram.edges_size() != (bins == 0 ? 0 : bins + 1)) {
@@ -47,7 +55,9 @@ DaemonStats FromWire(const v1::GetStatsReply& reply) {
                     .shmem_huge_pages = reply.shmem_huge_pages(),
                     .numa_nodes = reply.numa_nodes(),
                     .recordings = reply.recordings(),
-                    .recording_queued_bytes = reply.recording_queued_bytes()};
+                    .recording_queued_bytes = reply.recording_queued_bytes(),
+                    .residents = FromWire(reply.resident_counters())};
+  stats.residents.sequences = reply.resident_sequences();
   for (const v1::TenantStats& tenant : reply.tenants()) {
     stats.tenants.push_back({.tenant = tenant.tenant(),
                              .bytes_max = tenant.bytes_max(),
@@ -88,6 +98,7 @@ absl::StatusOr<SequenceSummary> FromWire(const v1::SequenceInfo& info) {
                           .ttl_ms = info.ttl_ms(),
                           .pinned = info.pinned(),
                           .wave_buffer = info.wave_buffer(),
+                          .attached = info.attached(),
                           .counters = FromWire(info.counters())};
   WAVEKV_ASSIGN_OR_RETURN(summary.shape, FromWire(info.shape()));
   return summary;

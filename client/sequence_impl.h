@@ -53,6 +53,13 @@ struct Sequence::Impl {
   absl::Status Insert(uint64_t first_position, std::span<const uint32_t> layers, const Tensor& keys,
                       const Tensor& values);
 
+  // What a reply of AttachResident offers, with the descriptors of its windows.
+  absl::StatusOr<ResidentAttachment> TakeAttachment(const v1::AttachResidentReply& reply,
+                                                    uint64_t asked_generation) const;
+  // Every layer holds so many tokens, a reply says. Internal: of another generation.
+  absl::Status NoteStored(uint64_t asked_generation, uint64_t found_generation,
+                          uint64_t token_count);
+
   void FillRef(v1::SequenceRef* ref) const;
   // The error of a call whose sequence belongs to an earlier life of the daemon.
   absl::Status Gone(const char* call) const;

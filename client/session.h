@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/gpu/resident_attachment.h"
 #include "client/types.h"
 
 namespace wavekv::client {
@@ -43,6 +44,23 @@ struct AttendOptions {
 struct QueryOptions {
   std::optional<Budget> budget;
   bool inline_rows = false;
+};
+
+struct ResidentOptions {
+  double cache_ratio = 0;  // Of the payload of max_tokens, for the block cache; 0: 0.05.
+  uint32_t ring_rows = 0;  // Exact tokens that the region holds, a multiple of 256; 0: 2304.
+};
+
+// How a sequence that is attached to a resident region is doing.
+struct ResidentState {
+  absl::Status attached;  // OK: it is. Else why it is not any more.
+  uint64_t generation = 0;
+  uint64_t token_count = 0;   // Stored by every layer.
+  uint64_t steady_first = 0;  // Positions before it are clustered: their rows of the ring are free.
+  uint64_t hit_blocks = 0;    // Blocks that steps asked for and found in the cache,
+  uint64_t miss_blocks = 0;   // or not.
+  uint64_t overflows = 0;     // Tokens that steps could not append: the ring was full.
+  uint64_t violations = 0;    // Numbers found in the region that cannot be.
 };
 
 // Thread-safe. Calls fail with: Unavailable (the daemon is away: within the deadline, never a
@@ -125,6 +143,25 @@ class Sequence {
   // restarts.
   absl::StatusOr<Attention> AttendStaged(uint32_t layer, const Tensor& queries,
                                          const QueryOptions& options = {});
+
+  // Gives the sequence a resident region in the wave buffer on a GPU, where this process' own
+  // kernels attend over it and append to it: where it lies, and the block pool's memory that it
+  // points into. From then on this process is watched: when it ends, so does the attachment.
+  // Attend, Query and Estimate see what was appended there once it is stored; until DetachResident
+  // an Attend with a new token is FailedPrecondition, and Insert and Truncate are while a step is
+  // under way. FailedPrecondition: what the sequence or the daemon lacks, with the cure (call
+  // BuildIndex first; not over TCP). Aborted: it is attached already. InvalidArgument: its shape,
+  // or an option, is none of a step on a GPU. ResourceExhausted: the wave buffer has no room.
+  // Unavailable: wavebufferd is away. Unimplemented: the daemon is older.
+  absl::StatusOr<ResidentAttachment> AttachResident(const ResidentOptions& options = {});
+  // Its state once it has ended or its steady_first is above `steady_first_above`, or after `wait`.
+  // The step that appends position p may be submitted when p - ring_rows < steady_first.
+  // FailedPrecondition: it was never attached.
+  absl::StatusOr<ResidentState> ResidentStatus(uint64_t steady_first_above = 0,
+                                               std::chrono::milliseconds wait = {});
+  // Ends the attachment once what steps have appended is stored. Wait for the stream first: a step
+  // that begins later attends over nothing. FailedPrecondition: it is not attached (any more).
+  absl::Status DetachResident();
 
   // A sequence that shares what is stored, with an id and a generation of its own. token_count 0:
   // all; max_tokens 0: as this sequence.

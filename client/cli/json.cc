@@ -74,6 +74,13 @@ Json ToJson(const DaemonStats& stats) {
           {"numa_nodes", stats.numa_nodes},
           {"recordings", stats.recordings},
           {"recording_queued_bytes", stats.recording_queued_bytes},
+          {"residents",
+           {{"sequences", stats.residents.sequences},
+            {"hit_blocks", stats.residents.hit_blocks},
+            {"miss_blocks", stats.residents.miss_blocks},
+            {"overflows", stats.residents.overflows},
+            {"violations", stats.residents.violations},
+            {"log_losses", stats.residents.log_losses}}},
           {"threads", stats.threads},
           {"tenants", std::move(tenants)},
           {"wave_buffers", std::move(buffers)},
@@ -109,6 +116,7 @@ Json ToJson(const SequenceSummary& sequence) {
           {"ttl_ms", sequence.ttl_ms},
           {"pinned", sequence.pinned},
           {"wave_buffer", sequence.wave_buffer},
+          {"attached", sequence.attached},
           {"counters", ToJson(sequence.counters)}};
 }
 

@@ -53,6 +53,22 @@ std::string DataLine(const DaemonStats& stats) {
                       stats.data_channels == 1 ? " client" : " clients", " over shared memory\n");
 }
 
+// Nothing where no sequence was ever attached.
+std::string ResidentLine(const ResidentStats& residents) {
+  const uint64_t blocks = residents.hit_blocks + residents.miss_blocks;
+  const uint64_t troubles = residents.overflows + residents.violations + residents.log_losses;
+  if (residents.sequences + blocks + troubles == 0) return "";
+  std::string text =
+      absl::StrCat("\n  resident ", CountText(residents.sequences), " attached, hits ",
+                   ShareText(static_cast<double>(residents.hit_blocks), blocks), " since start");
+  if (troubles > 0) {
+    absl::StrAppend(&text, "; ", CountText(residents.overflows), " overflows, ",
+                    CountText(residents.violations), " violations, ",
+                    CountText(residents.log_losses), " log losses");
+  }
+  return text + "\n";
+}
+
 std::string HostLine(const DaemonStats& stats) {
   return absl::StrCat("  host     ", stats.numa_nodes, " NUMA node",
                       stats.numa_nodes == 1 ? "" : "s", ", huge pages for the pool: ",
@@ -90,6 +106,7 @@ std::string OwnerText(const SequenceSummary& sequence) {
   if (sequence.pinned) absl::StrAppend(&text, ", pinned");
   if (sequence.ttl_ms > 0) absl::StrAppend(&text, ", ttl ", DurationText(sequence.ttl_ms));
   if (sequence.wave_buffer) absl::StrAppend(&text, ", wave buffer");
+  if (sequence.attached) absl::StrAppend(&text, ", attached");
   return text;
 }
 
@@ -158,6 +175,7 @@ std::string StatusText(const std::string& address, const DaemonStats& stats) {
                  CountText(buffer.admitted_blocks)});
   }
   if (!buffers.empty()) absl::StrAppend(&text, "\n", buffers.Render(2));
+  absl::StrAppend(&text, ResidentLine(stats.residents));
   std::vector<std::string> calls;
   for (const auto& [name, count] : stats.calls) {
     if (count > 0) calls.push_back(absl::StrCat(Printable(name), " ", CountText(count)));

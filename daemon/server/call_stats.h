@@ -28,6 +28,9 @@ enum class Rpc : uint8_t {
   kDropSequence,
   kPin,
   kSetTtl,
+  kAttachResident,
+  kResidentStatus,
+  kDetachResident,
   kGetStats,
   kListSequences,
   kDescribeIndex,
@@ -35,7 +38,7 @@ enum class Rpc : uint8_t {
   kSampleRecall,
   kRecordSequence,
 };
-inline constexpr size_t kRpcCount = 21;
+inline constexpr size_t kRpcCount = 24;
 
 // "Attach", as the proto spells it.
 std::string_view RpcName(Rpc rpc);

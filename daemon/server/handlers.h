@@ -37,6 +37,15 @@ absl::Status HandlePin(ServiceCore& core, const CallScope& scope, const v1::PinR
                        v1::PinReply* reply);
 absl::Status HandleSetTtl(ServiceCore& core, const CallScope& scope,
                           const v1::SetTtlRequest& request, v1::SetTtlReply* reply);
+absl::Status HandleAttachResident(ServiceCore& core, const CallScope& scope,
+                                  const v1::AttachResidentRequest& request,
+                                  v1::AttachResidentReply* reply);
+absl::Status HandleResidentStatus(ServiceCore& core, const CallScope& scope,
+                                  const v1::ResidentStatusRequest& request,
+                                  v1::ResidentStatusReply* reply);
+absl::Status HandleDetachResident(ServiceCore& core, const CallScope& scope,
+                                  const v1::DetachResidentRequest& request,
+                                  v1::DetachResidentReply* reply);
 absl::Status HandleGetStats(ServiceCore& core, const CallScope& scope,
                             const v1::GetStatsRequest& request, v1::GetStatsReply* reply);
 absl::Status HandleListSequences(ServiceCore& core, const CallScope& scope,

@@ -109,6 +109,8 @@ absl::Status HandleGetStats(ServiceCore& core, const CallScope& scope,
   reply->set_index_bytes(stats.index_bytes);
   FillProcess(reply);
   if (core.data_plane != nullptr) reply->set_data_channels(core.data_plane->channel_count());
+  reply->set_resident_sequences(stats.residents.attached);
+  FillResidentCounters(stats.residents.counters, reply->mutable_resident_counters());
   FillTenants(core, scope.caller, stats, reply);
   for (const WaveBufferStatus& status : stats.wave_buffers) {
     v1::WaveBufferStats* wave_buffer = reply->add_wave_buffers();

@@ -150,6 +150,26 @@ void CollectSteps(const StepCounters& steps, Families* families) {
       families);
 }
 
+void CollectResidents(const ResidentStats& residents, Families* families) {
+  const ResidentCounters& counters = residents.counters;
+  AddPlain(
+      {
+          {"wavekv_resident_sequences", "Sequences whose engines attend on the device.",
+           MetricType::Gauge, residents.attached},
+          {"wavekv_resident_hit_blocks_total", "Blocks that steps found in resident caches.",
+           MetricType::Counter, counters.hit_blocks},
+          {"wavekv_resident_miss_blocks_total", "Blocks that steps did not find there.",
+           MetricType::Counter, counters.miss_blocks},
+          {"wavekv_resident_overflows_total", "Tokens that steps could not append: a full ring.",
+           MetricType::Counter, counters.overflows},
+          {"wavekv_resident_violations_total", "Numbers in resident regions that cannot be.",
+           MetricType::Counter, counters.violations},
+          {"wavekv_resident_log_losses_total", "Rounds in which block uses were not heard of.",
+           MetricType::Counter, counters.log_losses},
+      },
+      families);
+}
+
 void CollectWaveBuffers(const EngineStats& stats, Families* families) {
   prometheus::MetricFamily connected{.name = "wavekv_wave_buffer_connected",
                                      .help = "1 while wavebufferd answers.",
@@ -238,6 +258,7 @@ class Collector : public prometheus::Collectable {
     CollectTenants(*core_, stats, &families);
     CollectSteps(stats.counters, &families);
     CollectWaveBuffers(stats, &families);
+    CollectResidents(stats.residents, &families);
     CollectCalls(core_->stats, &families);
     CollectLatencies(core_->stats, &families);
     return families;

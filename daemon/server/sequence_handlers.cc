@@ -34,12 +34,7 @@ template <class Reply>
 void FillWaveBuffers(const ServiceCore& core, const Caller& caller, Reply* reply) {
   if (caller.uid < 0) return;
   for (const WaveBufferAccess& access : core.engine->WaveBuffers(caller.tenant, caller.uid)) {
-    v1::WaveBufferInfo* info = reply->add_wave_buffers();
-    info->set_device_uuid(access.device_uuid);
-    info->set_backend(access.backend);
-    info->set_socket(access.socket);
-    info->set_ticket(access.ticket);
-    info->set_buffer_bytes(access.buffer_bytes);
+    FillWaveBuffer(access, reply->add_wave_buffers());
   }
 }
 

@@ -16,6 +16,7 @@
 #include "daemon/server/metrics_endpoint.h"
 #include "daemon/server/service_core.h"
 #include "daemon/server/unix_acceptor.h"
+#include "daemon/server/window_server.h"
 #include "proto/rpc/address.h"
 #include "storage/base/log.h"
 #include "storage/base/status_macros.h"
@@ -46,6 +47,7 @@ struct Server::Impl {
 
   absl::Status Listen();
   absl::Status StartDataPlane(const std::string& socket_path);
+  absl::Status StartWindows(const std::string& socket_path);
   void Accept(UniqueFd connection, const PeerCredentials& peer);
 
   const UidIdentities identities;
@@ -54,7 +56,9 @@ struct Server::Impl {
   GrpcHost host;
   DataLeases data_leases;
   std::unique_ptr<UnixAcceptor> acceptor;
-  std::unique_ptr<DataPlane> data_plane;  // After the acceptor, whose lock guards its path, too.
+  // After the acceptor, whose lock guards their paths, too.
+  std::unique_ptr<DataPlane> data_plane;
+  std::unique_ptr<WindowServer> windows;
   std::unique_ptr<MetricsEndpoint> metrics;
   std::unique_ptr<LeaseReaper> reaper;
   std::string unix_address;
@@ -70,6 +74,10 @@ absl::Status Server::Impl::Listen() {
     WAVEKV_ASSIGN_OR_RETURN(acceptor, UnixAcceptor::Listen(address.path, options.socket_mode));
     unix_address = address.ToString();
     if (options.data_channels_max > 0) WAVEKV_RETURN_IF_ERROR(StartDataPlane(address.path));
+    // Nothing can be attached without a wave buffer.
+    if (!core.engine->Stats().wave_buffers.empty()) {
+      WAVEKV_RETURN_IF_ERROR(StartWindows(address.path));
+    }
   }
   if (!options.metrics_address.empty()) {
     WAVEKV_ASSIGN_OR_RETURN(metrics, MetricsEndpoint::Start(options.metrics_address, &core));
@@ -110,6 +118,21 @@ absl::Status Server::Impl::StartDataPlane(const std::string& socket_path) {
   return absl::OkStatus();
 }
 
+absl::Status Server::Impl::StartWindows(const std::string& socket_path) {
+  const std::string path = absl::StrCat(socket_path, ".pool");
+  absl::StatusOr<std::unique_ptr<WindowServer>> started =
+      WindowServer::Start(path, core.options.socket_mode);
+  if (!started.ok()) {
+    return absl::Status(
+        started.status().code(),
+        absl::StrCat("the socket of the block pool's descriptors at ", path,
+                     " cannot start: ", started.status().message(), "; choose another --listen"));
+  }
+  windows = *std::move(started);
+  core.windows = windows.get();
+  return absl::OkStatus();
+}
+
 void Server::Impl::Accept(UniqueFd connection, const PeerCredentials& peer) {
   const absl::Status served = host.ServeConnection(std::move(connection), peer.uid);
   if (!served.ok()) {
@@ -146,6 +169,7 @@ void Server::Shutdown() {
   }
   if (impl_->data_plane != nullptr) impl_->data_plane->Stop();
   impl_->host.Shutdown();
+  impl_->windows.reset();
   impl_->acceptor.reset();
   impl_->metrics.reset();
   impl_->reaper.reset();

@@ -5,6 +5,7 @@ namespace {
 
 constexpr int kSlowThreads = 4;
 constexpr int kBuildThreads = 8;  // They only wait: the engine's own threads build.
+constexpr int kWaitThreads = 6;   // They only wait, a second at most: others have their turn.
 constexpr size_t kQueueMax = 4096;
 
 }  // namespace
@@ -21,6 +22,7 @@ ServiceCore::ServiceCore(const ServerOptions& server_options, Engine* served_eng
                  .queue_max = kQueueMax}),
       slow_lane({.thread_count = kSlowThreads, .name = "wavekv-slow", .queue_max = kQueueMax}),
       build_lane({.thread_count = kBuildThreads, .name = "wavekv-build", .queue_max = kQueueMax}),
+      wait_lane({.thread_count = kWaitThreads, .name = "wavekv-wait", .queue_max = kQueueMax}),
       record_lane({.thread_count = static_cast<int>(server_options.recordings_max) + 1,
                    .name = "wavekv-record",
                    .queue_max = kQueueMax}) {}
@@ -31,6 +33,8 @@ ThreadPool* ServiceCore::lane(Lane lane) {
       return &slow_lane;
     case Lane::kBuild:
       return &build_lane;
+    case Lane::kWait:
+      return &wait_lane;
     default:
       return &step_lane;
   }

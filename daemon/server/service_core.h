@@ -17,6 +17,7 @@
 namespace wavekv {
 
 class DataPlane;
+class WindowServer;
 
 // Where a call works.
 enum class Lane : uint8_t {
@@ -24,6 +25,7 @@ enum class Lane : uint8_t {
   kStep,    // With the decode steps.
   kSlow,    // May compute for seconds, or wait for wavebufferd: never holds up a decode step.
   kBuild,   // Waits for background threads: never holds up anything else.
+  kWait,    // Waits for a step of an attached sequence, a second at most.
 };
 
 // One call's caller, known and with a lease.
@@ -49,11 +51,14 @@ struct ServiceCore {
   StreamSet streams;
   CallTracker calls;
   std::atomic<bool> stopping = false;
-  DataPlane* data_plane = nullptr;  // Set before anything is served, null where there is none.
+  // Set before anything is served, null where there is none.
+  DataPlane* data_plane = nullptr;
+  WindowServer* windows = nullptr;
   // Last, so that what they still run finds the rest.
   ThreadPool step_lane;
   ThreadPool slow_lane;
   ThreadPool build_lane;
+  ThreadPool wait_lane;
   ThreadPool record_lane;  // A thread for each recording, and one to refuse what is too many.
 };
 

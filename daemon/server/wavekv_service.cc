@@ -129,6 +129,25 @@ grpc::ServerUnaryReactor* WaveKVService::SetTtl(grpc::CallbackServerContext* con
   return Unary(Rpc::kSetTtl, Lane::kStep, context, request, reply, HandleSetTtl);
 }
 
+grpc::ServerUnaryReactor* WaveKVService::AttachResident(grpc::CallbackServerContext* context,
+                                                        const v1::AttachResidentRequest* request,
+                                                        v1::AttachResidentReply* reply) {
+  return Unary(Rpc::kAttachResident, Lane::kSlow, context, request, reply, HandleAttachResident);
+}
+
+grpc::ServerUnaryReactor* WaveKVService::ResidentStatus(grpc::CallbackServerContext* context,
+                                                        const v1::ResidentStatusRequest* request,
+                                                        v1::ResidentStatusReply* reply) {
+  const Lane lane = request->wait_ms() == 0 ? Lane::kStep : Lane::kWait;
+  return Unary(Rpc::kResidentStatus, lane, context, request, reply, HandleResidentStatus);
+}
+
+grpc::ServerUnaryReactor* WaveKVService::DetachResident(grpc::CallbackServerContext* context,
+                                                        const v1::DetachResidentRequest* request,
+                                                        v1::DetachResidentReply* reply) {
+  return Unary(Rpc::kDetachResident, Lane::kSlow, context, request, reply, HandleDetachResident);
+}
+
 grpc::ServerUnaryReactor* WaveKVService::GetStats(grpc::CallbackServerContext* context,
                                                   const v1::GetStatsRequest* request,
                                                   v1::GetStatsReply* reply) {

@@ -54,6 +54,15 @@ class WaveKVService final : public v1::WaveKV::CallbackService {
   grpc::ServerUnaryReactor* SetTtl(grpc::CallbackServerContext* context,
                                    const v1::SetTtlRequest* request,
                                    v1::SetTtlReply* reply) override;
+  grpc::ServerUnaryReactor* AttachResident(grpc::CallbackServerContext* context,
+                                           const v1::AttachResidentRequest* request,
+                                           v1::AttachResidentReply* reply) override;
+  grpc::ServerUnaryReactor* ResidentStatus(grpc::CallbackServerContext* context,
+                                           const v1::ResidentStatusRequest* request,
+                                           v1::ResidentStatusReply* reply) override;
+  grpc::ServerUnaryReactor* DetachResident(grpc::CallbackServerContext* context,
+                                           const v1::DetachResidentRequest* request,
+                                           v1::DetachResidentReply* reply) override;
   grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
                                      const v1::GetStatsRequest* request,
                                      v1::GetStatsReply* reply) override;

@@ -83,6 +83,22 @@ void FillCounters(const StepCounters& counters, v1::StepCounters* wire) {
   wire->set_error_budget_capped(counters.error_budget_capped);
 }
 
+void FillResidentCounters(const ResidentCounters& counters, v1::ResidentCounters* wire) {
+  wire->set_hit_blocks(counters.hit_blocks);
+  wire->set_miss_blocks(counters.miss_blocks);
+  wire->set_overflows(counters.overflows);
+  wire->set_violations(counters.violations);
+  wire->set_log_losses(counters.log_losses);
+}
+
+void FillWaveBuffer(const WaveBufferAccess& access, v1::WaveBufferInfo* info) {
+  info->set_device_uuid(access.device_uuid);
+  info->set_backend(access.backend);
+  info->set_socket(access.socket);
+  info->set_ticket(access.ticket);
+  info->set_buffer_bytes(access.buffer_bytes);
+}
+
 void FillShape(const ModelShape& shape, v1::ModelShape* wire) {
   wire->set_layer_count(shape.layer_count);
   wire->set_query_head_count(shape.query_head_count);
@@ -157,6 +173,7 @@ void FillSequence(const SequenceStatus& status, const std::string& client_name,
   FillCounters(status.counters, info->mutable_counters());
   info->set_client_name(client_name);
   info->set_wave_buffer(status.wave_buffer);
+  info->set_attached(status.attached);
 }
 
 void FillDescription(const IndexDescription& description, v1::DescribeIndexReply* reply) {

@@ -3,12 +3,15 @@
 
 #include <string>
 
+#include "daemon/engine/resident_terms.h"
 #include "daemon/engine/types.h"
 #include "wavekv/v1/wavekv.pb.h"
 
 namespace wavekv {
 
 void FillCounters(const StepCounters& counters, v1::StepCounters* wire);
+void FillResidentCounters(const ResidentCounters& counters, v1::ResidentCounters* wire);
+void FillWaveBuffer(const WaveBufferAccess& access, v1::WaveBufferInfo* info);
 void FillShape(const ModelShape& shape, v1::ModelShape* wire);
 void FillEstimate(const EstimateOutcome& outcome, v1::EstimateReply* reply);
 // Takes the inline rows out of `outcome`. `shape` gives their dtype and dims.

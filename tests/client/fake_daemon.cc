@@ -176,6 +176,8 @@ Status FakeDaemon::Find(const v1::SequenceRef& ref, FakeSequence* sequence) cons
   return Status::OK;
 }
 
+Status NotKnown() { return Status(StatusCode::UNIMPLEMENTED, ""); }
+
 #define FAKE_RETURN_IF_ERROR(expr)             \
   do {                                         \
     const Status fake_status = (expr);         \
@@ -361,6 +363,24 @@ Status FakeDaemon::SetTtl(Context* context, const v1::SetTtlRequest* request, v1
   FAKE_RETURN_IF_ERROR(Enter("SetTtl", context));
   FakeSequence sequence;
   return Find(request->sequence(), &sequence);
+}
+
+Status FakeDaemon::AttachResident(Context* context, const v1::AttachResidentRequest* request,
+                                  v1::AttachResidentReply* reply) {
+  FAKE_RETURN_IF_ERROR(Enter("AttachResident", context));
+  return on_attach_resident ? on_attach_resident(*request, reply) : NotKnown();
+}
+
+Status FakeDaemon::ResidentStatus(Context* context, const v1::ResidentStatusRequest* request,
+                                  v1::ResidentStatusReply* reply) {
+  FAKE_RETURN_IF_ERROR(Enter("ResidentStatus", context));
+  return on_resident_status ? on_resident_status(*request, reply) : NotKnown();
+}
+
+Status FakeDaemon::DetachResident(Context* context, const v1::DetachResidentRequest* request,
+                                  v1::DetachResidentReply* reply) {
+  FAKE_RETURN_IF_ERROR(Enter("DetachResident", context));
+  return on_detach_resident ? on_detach_resident(*request, reply) : NotKnown();
 }
 
 Status FakeDaemon::GetStats(Context* context, const v1::GetStatsRequest*,

@@ -73,6 +73,13 @@ class FakeDaemon final : public v1::WaveKV::Service {
   std::function<grpc::Status(const v1::DescribeIndexRequest&, v1::DescribeIndexReply*)> on_describe;
   std::function<grpc::Status(const v1::ExplainRequest&, v1::ExplainReply*)> on_explain;
   std::function<grpc::Status(const v1::SampleRecallRequest&, v1::SampleRecallReply*)> on_recall;
+  // Not set: UNIMPLEMENTED, as of an older daemon.
+  std::function<grpc::Status(const v1::AttachResidentRequest&, v1::AttachResidentReply*)>
+      on_attach_resident;
+  std::function<grpc::Status(const v1::ResidentStatusRequest&, v1::ResidentStatusReply*)>
+      on_resident_status;
+  std::function<grpc::Status(const v1::DetachResidentRequest&, v1::DetachResidentReply*)>
+      on_detach_resident;
   std::vector<v1::BuildIndexProgress> build_progress;
 
  private:
@@ -107,6 +114,12 @@ class FakeDaemon final : public v1::WaveKV::Service {
   grpc::Status Pin(Context* context, const v1::PinRequest* request, v1::PinReply* reply) override;
   grpc::Status SetTtl(Context* context, const v1::SetTtlRequest* request,
                       v1::SetTtlReply* reply) override;
+  grpc::Status AttachResident(Context* context, const v1::AttachResidentRequest* request,
+                              v1::AttachResidentReply* reply) override;
+  grpc::Status ResidentStatus(Context* context, const v1::ResidentStatusRequest* request,
+                              v1::ResidentStatusReply* reply) override;
+  grpc::Status DetachResident(Context* context, const v1::DetachResidentRequest* request,
+                              v1::DetachResidentReply* reply) override;
   grpc::Status GetStats(Context* context, const v1::GetStatsRequest* request,
                         v1::GetStatsReply* reply) override;
   grpc::Status ListSequences(Context* context, const v1::ListSequencesRequest* request,

@@ -64,7 +64,7 @@ void TestServer::Start() {
   engine_options.recording_queue_bytes = options_.recording_queue_bytes;
   absl::StatusOr<std::unique_ptr<Engine>> engine =
       Engine::Create(engine_options, BlockPool::Create({.bytes_max = options_.pool_bytes}),
-                     CreateCpuBackend(), nullptr);
+                     CreateCpuBackend(), options_.stager ? options_.stager() : nullptr);
   WAVEKV_CHECK(engine.ok(), "no engine");
   engine_ = *std::move(engine);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options_.server, engine_.get());

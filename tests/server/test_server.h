@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct TestServerOptions {
   ServerOptions server;
   uint64_t pool_bytes = 256ull << 20;
   uint64_t recording_queue_bytes = 1ull << 20;
+  std::function<std::unique_ptr<Stager>()> stager;  // Of each life; empty: none.
   TestServerOptions();
 };
 
