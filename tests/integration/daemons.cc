@@ -62,7 +62,8 @@ std::string Daemons::WaveBufferAddress() const {
 
 absl::Status Daemons::StartWavebufferd() {
   const char* const wanted = std::getenv("WAVEKV_TEST_BACKEND");
-  const std::string backend = wanted == nullptr ? "host" : wanted;
+  std::string backend = wanted == nullptr ? "host" : wanted;
+  if (!options_.backend.empty()) backend = options_.backend;
   if (backend == "cuda") (void)UseFakeCuda();
   const uint64_t context_bytes = backend == "cuda" ? kContextBytesMax : 0;
   ProcessOptions process;

@@ -20,6 +20,7 @@ struct DaemonOptions {
   uint64_t pool_bytes = 512ull << 20;
   uint64_t wave_buffer_bytes = 256ull << 20;
   std::vector<std::string> wavekvd_flags;  // Added after ours.
+  std::string backend;                     // In place of the environment's.
   std::optional<int> cpu;                  // Bind wavekvd to one CPU, as taskset does.
 };
 

@@ -1,0 +1,127 @@
+#include "tests/integration/resident_engine.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gpu/driver/device.h"
+#include "storage/base/status_macros.h"
+
+namespace wavekv::integration {
+namespace {
+
+constexpr std::chrono::seconds kPatience(60);
+// What the fake driver adds to a host address to make it a device's (tests/gpu/driver).
+constexpr uint64_t kDeviceBit = uint64_t{1} << 60;
+
+absl::StatusOr<std::shared_ptr<const CudaDevice>> OpenDevice(const std::string& uuid) {
+  WAVEKV_ASSIGN_OR_RETURN(auto driver, CudaDriver::Get());
+  WAVEKV_ASSIGN_OR_RETURN(const CudaDevice::Identity identity,
+                          CudaDevice::FindByUuid(*driver, uuid));
+  return CudaDevice::Open(std::move(driver), identity, CudaDevice::Waiting::kAsItIs);
+}
+
+std::span<const std::byte> BytesOf(const client::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.data), tensor.bytes()};
+}
+
+}  // namespace
+
+ModelShape ResidentShape() {
+  ModelShape shape;
+  shape.layer_count = 2;
+  shape.query_head_count = 4;
+  shape.kv_head_count = 2;
+  shape.key_dim = 64;
+  shape.value_dim = 64;
+  shape.dtype = DType::kBF16;
+  shape.softmax_scale = 0.125f;
+  shape.model_id = "integration";
+  return shape;
+}
+
+client::SequenceOptions ResidentSequenceOptions(uint64_t max_tokens) {
+  client::SequenceOptions options;
+  options.shape = ResidentShape();
+  options.index.segment_tokens = 1024;
+  options.index.small_segment_tokens = 256;
+  options.index.budget = client::Budget::Ratio(1.0);
+  options.max_tokens = max_tokens;
+  options.label = "resident";
+  return options;
+}
+
+client::ResidentOptions ResidentRegionOptions() { return {.cache_ratio = 0.5, .ring_rows = 512}; }
+
+absl::StatusOr<std::unique_ptr<client::Sequence>> CreateResidentSequence(client::Session& session,
+                                                                         HostCache* cache,
+                                                                         uint64_t token_count,
+                                                                         uint64_t max_tokens) {
+  WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<client::Sequence> sequence,
+                          session.CreateSequence(ResidentSequenceOptions(max_tokens)));
+  const HostCache::Chunk chunk = cache->Slice(0, token_count, 0, ResidentShape().layer_count);
+  WAVEKV_RETURN_IF_ERROR(sequence->Insert(0, chunk.layers, chunk.keys, chunk.values));
+  WAVEKV_RETURN_IF_ERROR(sequence->BuildIndex().status());
+  return sequence;
+}
+
+absl::StatusOr<std::unique_ptr<ResidentEngine>> ResidentEngine::Attach(client::Sequence* sequence) {
+  WAVEKV_ASSIGN_OR_RETURN(client::ResidentAttachment attachment,
+                          sequence->AttachResident(ResidentRegionOptions()));
+  std::unique_ptr<ResidentEngine> engine(new ResidentEngine(sequence, std::move(attachment)));
+  WAVEKV_RETURN_IF_ERROR(engine->Map());
+  return engine;
+}
+
+absl::Status ResidentEngine::Map() {
+  WAVEKV_ASSIGN_OR_RETURN(auto device, OpenDevice(attachment_.device_uuid));
+  WAVEKV_ASSIGN_OR_RETURN(buffer_,
+                          client::MappingCache(std::move(device)).Buffer(attachment_, kPatience));
+  std::vector<std::span<const std::byte>> windows;
+  for (const client::PoolWindow& window : attachment_.windows) {
+    WAVEKV_ASSIGN_OR_RETURN(Mapping mapped,
+                            Mapping::Map(window.fd.get(), window.bytes, Mapping::kReadOnly));
+    windows.emplace_back(mapped.data(), mapped.bytes());
+    windows_.push_back(std::move(mapped));
+  }
+  auto* const buffer = reinterpret_cast<std::byte*>(buffer_->address() & ~kDeviceBit);
+  step_ = std::make_unique<resident::ReferenceStep>(
+      buffer + attachment_.region_offset, std::move(windows), ResidentShape().group_size(),
+      ResidentShape().softmax_scale);
+  return absl::OkStatus();
+}
+
+absl::Status ResidentEngine::WaitForRoom() {
+  while (token_count_ >= steady_first_ + attachment_.ring_rows) {
+    WAVEKV_ASSIGN_OR_RETURN(const client::ResidentState state,
+                            sequence_->ResidentStatus(steady_first_, kPatience));
+    WAVEKV_RETURN_IF_ERROR(state.attached);
+    if (state.steady_first <= steady_first_) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the ring stays full: ", token_count_, " tokens, clustered up to ", state.steady_first));
+    }
+    steady_first_ = state.steady_first;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<resident::StepResult>> ResidentEngine::Step(
+    HostCache* cache, std::span<const float> queries) {
+  WAVEKV_RETURN_IF_ERROR(WaitForRoom());
+  std::vector<resident::StepResult> results;
+  for (uint32_t layer = 0; layer < ResidentShape().layer_count; ++layer) {
+    const HostCache::Chunk token = cache->Slice(token_count_, 1, layer, 1);
+    results.push_back(step_->Run(layer, queries, BytesOf(token.keys), BytesOf(token.values)));
+  }
+  ++token_count_;
+  return results;
+}
+
+void ResidentEngine::BeginStep() { step_->Begin(0); }
+
+resident::StepResult ResidentEngine::EndStep(std::span<const float> queries) {
+  step_->Select(queries);
+  return step_->Attend();
+}
+
+}  // namespace wavekv::integration
