@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 import weakref
 from typing import Any
@@ -96,6 +97,7 @@ class WaveKVCache(Cache):
         budget: Budget | None = None,
         index: IndexOptions | None = None,
         fallback: bool = False,
+        resident: bool | None = None,
         deadline: float = 30.0,
         build_deadline: float = 600.0,
         step_tokens_max: int = STEP_TOKENS_MAX,
@@ -107,7 +109,9 @@ class WaveKVCache(Cache):
         if empty. session: a connection to use instead. max_tokens: the longest that a row may get,
         for which the daemon reserves memory; the model's context by default. dtype: of the model's
         keys and values, if its config does not say. budget: of the retrieval zone, the daemon's
-        default if None. deadline: seconds for one step of the daemon; build_deadline: for taking in
+        default if None. resident: take steps on the GPU, in the model's stream, where model and
+        daemon are made for it; False: never, True: refuse the first step if that cannot be.
+        deadline: seconds for one step of the daemon; build_deadline: for taking in
         a prompt's layer, and for clustering a prompt. step_tokens_max: a forward
         pass of more tokens belongs to a prompt.
 
@@ -123,9 +127,13 @@ class WaveKVCache(Cache):
                 "attn_implementation='wavekv'"
             )
         text = config.get_text_config(decoder=True)
+        index = index or IndexOptions()
+        if budget is not None and index.budget is None:
+            index = dataclasses.replace(index, budget=budget)  # For the steps on a GPU.
         options = RowOptions(
-            max_tokens or getattr(text, "max_position_embeddings", 0) or _MAX_TOKENS, index, label
-        )
+            max_tokens or getattr(text, "max_position_embeddings", 0) or _MAX_TOKENS,
+            index, label, resident, deadline,
+        )  # fmt: skip
         session = session or connect(
             address, client_name="wavekv.transformers",
             deadline=deadline, build_deadline=build_deadline,

@@ -9,6 +9,7 @@ import torch
 
 from wavekv.errors import WaveKVError
 from wavekv.session import AttendItem, Sequence, Session
+from wavekv.transformers.resident import ResidentSteps, on_gpu, try_resident
 from wavekv.types import Attention, Budget, IndexOptions, ModelShape, StepCounters
 
 
@@ -19,12 +20,18 @@ class RowOptions:
     max_tokens: int
     index: IndexOptions | None = None
     label: str = ""
+    resident: bool | None = None  # Steps on the GPU: where it can be, if None; else an error.
+    deadline: float = 30.0  # Seconds that a step on the GPU may wait for the daemon's index.
 
 
 class Rows:
     """The sequences of a batch, and how many columns of padding each row has at its left.
 
     A row's padding is not stored: column c of the batch is token position c - padding of the row.
+
+    On a GPU the sequences are attached at the first single token after a prompt, and steps are taken
+    in the model's stream. Whatever else is asked of them ends that, until the next prompt: an engine
+    that forks or verifies several tokens all the time would do little but attach.
     Errors of the daemon (WaveKVError) pass through; what it has stored then is not known.
 
     Attributes:
@@ -39,6 +46,8 @@ class Rows:
         self._options = options
         self._padding = [0] * batch
         self._sequences = [self._create() for _ in range(batch)]
+        self._resident: ResidentSteps | None = None
+        self._may_attach = False
         self.counters = StepCounters()
 
     def __len__(self) -> int:
@@ -67,6 +76,7 @@ class Rows:
         self, layer: int, past_columns: int, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Stores new columns of a layer: keys [batch, kv_heads, columns, dim], values likewise."""
+        self._leave()
         columns = keys.shape[2]
         keys, values = _host(keys), _host(values)
         for row, sequence in enumerate(self._sequences):
@@ -83,9 +93,11 @@ class Rows:
 
     def build_index(self) -> None:
         """Closes a prefill: clusters what is not yet, row after row, and waits for it."""
+        self._leave()
         for sequence in self._sequences:
             if sequence.token_count():
                 sequence.build_index()
+        self._may_attach = self._options.resident is not False
 
     def step(
         self,
@@ -95,11 +107,19 @@ class Rows:
         values: torch.Tensor,
         budget: Budget | None,
     ) -> torch.Tensor:
-        """Appends one token to each row and attends: one round trip for the batch.
+        """Appends one token to each row and attends: one round trip for the batch, or none.
 
         queries [batch, query_heads, 1, dim], keys and values [batch, kv_heads, 1, dim]. Returns
-        [batch, query_heads, 1, value_dim] float32.
+        [batch, query_heads, 1, value_dim], float32 or, of a step on the GPU, the queries' dtype.
         """
+        if layer == 0 and self._may_attach and on_gpu(queries):
+            self._may_attach = False
+            self._resident = try_resident(
+                self._sequences, self._shape, self._options.max_tokens,
+                deadline=self._options.deadline, required=self._options.resident is True,
+            )  # fmt: skip
+        if self._resident is not None:
+            return self._resident.step(layer, queries, keys, values)
         q, k, v = (_host(states)[:, :, 0].contiguous() for states in (queries, keys, values))
         attended = self._attend(
             [
@@ -117,6 +137,7 @@ class Rows:
         queries [batch, query_heads, n, dim]. Returns out [batch, query_heads, n, value_dim] and lse
         [batch, query_heads, n], float32; a row without tokens has out = 0 and lse = -inf.
         """
+        self._leave()
         batch, heads, n, _ = queries.shape
         q = _host(queries).transpose(1, 2).contiguous()
         out = torch.zeros(batch, n, heads, self._shape.value_dim)
@@ -136,6 +157,7 @@ class Rows:
 
     def select(self, sources: list[int]) -> None:
         """Makes row i what row sources[i] was: moved where it is wanted once, else forked."""
+        self._leave()
         taken: set[int] = set()
         old, padding = self._sequences, self._padding
         for row in set(range(len(old))) - set(sources):
@@ -149,6 +171,7 @@ class Rows:
 
     def truncate(self, columns: int) -> None:
         """Keeps the first `columns` columns of every layer."""
+        self._leave()
         for row, sequence in enumerate(self._sequences):
             tokens = max(columns - self._padding[row], 0)
             if tokens < sequence.token_count():
@@ -156,6 +179,7 @@ class Rows:
 
     def fork(self) -> Rows:
         """Returns rows of their own that share what is stored."""
+        self._leave()
         copy = object.__new__(Rows)
         copy._session, copy._shape, copy._options = self._session, self._shape, self._options
         copy._padding = list(self._padding)
@@ -163,14 +187,22 @@ class Rows:
             sequence.fork() if sequence.token_count() else self._create()
             for sequence in self._sequences
         ]
+        copy._resident, copy._may_attach = None, False
         copy.counters = StepCounters()
         return copy
 
     def close(self) -> None:
         """Gives the sequences back; a daemon that is away lets their lease end instead."""
+        with contextlib.suppress(WaveKVError):
+            self._leave()
         for sequence in self._sequences:
             with contextlib.suppress(WaveKVError):
                 sequence.close()
+
+    def _leave(self) -> None:
+        resident, self._resident = self._resident, None
+        if resident is not None:
+            resident.leave()
 
     def _create(self) -> Sequence:
         return self._session.create_sequence(

@@ -1,0 +1,148 @@
+"""A batch's steps on the GPU itself: inside the model's stream, without the daemon in between."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from typing import Any
+
+import torch
+
+from wavekv.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from wavekv.session import Sequence
+from wavekv.types import ModelShape
+
+# Why a batch is served from host memory instead, if it may be: the daemon, or the model, is made
+# for that. A daemon that is away is not among them.
+_REFUSALS = (
+    FailedPreconditionError,
+    ImportError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    ValueError,
+)
+# Seconds that one question to the daemon may wait for its index to move on.
+_WAIT = 1.0
+
+
+def on_gpu(states: torch.Tensor) -> bool:
+    """Whether steps over these states could be taken on the device they are on."""
+    return states.is_cuda
+
+
+def _new_batch(shape: ModelShape, max_tokens: int, batch: int) -> Any:
+    from wavekv import gpu  # Only there where wavekv was built with CUDA.
+
+    return gpu.ResidentBatch(shape, max_tokens, batch)
+
+
+class ResidentSteps:
+    """Sequences attached to the GPU, until `leave`. One thread at a time.
+
+    Nothing here waits for the device but `leave`; nothing asks the daemon but making it, `leave`,
+    and a token for which a sequence's ring of exact tokens has no room.
+    """
+
+    def __init__(
+        self, sequences: list[Sequence], shape: ModelShape, max_tokens: int, deadline: float
+    ) -> None:
+        """Attaches all sequences, or none: raises what the daemon or the device say then."""
+        self._sequences = sequences
+        self._deadline = deadline
+        self._batch = _new_batch(shape, max_tokens, len(sequences))
+        self._covered = [0] * len(sequences)
+        with contextlib.ExitStack() as undo:
+            for entry, sequence in enumerate(sequences):
+                attachment = sequence.attach_resident()
+                undo.callback(sequence.detach_resident)
+                opened = self._batch.open(attachment)
+                self._batch.set_sequence(entry, opened, self._stream())
+            undo.pop_all()
+
+    def step(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Appends one token to each sequence's layer and attends, behind what is queued.
+
+        queries [batch, query_heads, 1, dim], keys and values [batch, kv_heads, 1, dim], on the GPU.
+        Returns [batch, query_heads, 1, dim] of their dtype. Layers come in order, 0 first.
+        """
+        if layer == 0:
+            self._begin_token()
+        q, k, v = (states.detach()[:, :, 0].contiguous() for states in (queries, keys, values))
+        out = torch.empty_like(q)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        self._batch.attend(layer, q, out, lse, self._stream(), keys=k, values=v)
+        return out[:, :, None]
+
+    def leave(self) -> None:
+        """Waits for the stream; what was appended is stored, and the sequences are detached."""
+        self._stream().synchronize()
+        for entry in range(len(self._sequences)):
+            self._batch.set_sequence(entry, None, self._stream())
+        for sequence in self._sequences:
+            sequence.detach_resident()
+
+    def _begin_token(self) -> None:
+        for entry, sequence in enumerate(self._sequences):
+            outcome = self._batch.outcome(entry)
+            if outcome not in ("pending", "attending"):
+                ended = sequence.resident_status().ended
+                raise UnavailableError(
+                    f"row {entry} attended over nothing in an earlier token: its region is {outcome}"
+                    + (f" ({ended})" if ended else "")
+                )
+            if self._batch.room(entry) == 0:
+                self._wait_for_room(entry, sequence)
+        self._batch.reserve_token()
+        self._batch.begin_token(self._stream())
+
+    def _wait_for_room(self, entry: int, sequence: Sequence) -> None:
+        end = time.monotonic() + self._deadline
+        while self._batch.room(entry) == 0:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise UnavailableError(
+                    f"row {entry}: the daemon has clustered {self._covered[entry]} of "
+                    f"{self._batch.tokens(entry)} tokens and did not go on for {self._deadline} s"
+                )
+            state = sequence.resident_status(self._covered[entry], wait=min(_WAIT, left))
+            if state.ended is not None:
+                raise state.ended
+            self._covered[entry] = state.steady_first
+            self._batch.note_covered(entry, state.steady_first)
+
+    def _stream(self) -> Any:
+        return torch.cuda.current_stream(self._batch.device)
+
+
+def try_resident(
+    sequences: list[Sequence],
+    shape: ModelShape,
+    max_tokens: int,
+    *,
+    deadline: float,
+    required: bool,
+) -> ResidentSteps | None:
+    """Attaches the sequences; None, with a RuntimeWarning that says why, if they cannot be.
+
+    required: raise instead. A daemon that fails in any other way is an exception in both cases.
+    """
+    try:
+        return ResidentSteps(sequences, shape, max_tokens, deadline)
+    except _REFUSALS as error:
+        if required:
+            raise
+        warnings.warn(
+            f"steps go through host memory, which is slower: {error}. Say "
+            "WaveKVCache(..., resident=False) to have it so without this warning",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None

@@ -1,0 +1,245 @@
+"""Steps on a GPU, as the cache takes them: when it attaches, when it leaves, what it does with errors.
+
+No GPU here: a stand-in for wavekv.gpu.ResidentBatch attends through the daemon instead. What the
+kernels compute is for the tests of client/gpu.
+"""
+
+import functools
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch_models as small  # noqa: E402
+import wavekv  # noqa: E402
+from wavekv.session import Sequence  # noqa: E402
+from wavekv.transformers import WaveKVCache, resident, rows  # noqa: E402
+
+
+class StandIn:
+    """A device: which sequences are attached, and what a batch of them is asked for."""
+
+    def __init__(self):
+        self.attached = set()
+        self.attachments = 0
+        self.tokens_begun = 0
+        self.room = 10**9
+        self.outcome = "attending"
+        self.refuses = {}  # By the number of the attachment: an exception.
+        self.states = []  # What the daemon says next, when it is asked.
+
+    def attach(self, sequence):
+        self.attachments += 1
+        if self.attachments in self.refuses:
+            raise self.refuses[self.attachments]
+        assert sequence not in self.attached
+        self.attached.add(sequence)
+        return types.SimpleNamespace(sequence=sequence)
+
+    def detach(self, sequence):
+        self.attached.remove(sequence)
+
+    def status(self, sequence, steady_first_above=0, wait=0.0):
+        del sequence, wait
+        return self.states.pop(0) if self.states else state(steady_first_above)
+
+
+class StandInBatch:
+    device = None
+
+    def __init__(self, device, batch):
+        self._device = device
+        self._entries = [None] * batch
+
+    def open(self, attachment):
+        return attachment
+
+    def set_sequence(self, entry, opened, stream):
+        del stream
+        self._entries[entry] = opened
+
+    def outcome(self, entry):
+        del entry
+        return self._device.outcome
+
+    def room(self, entry):
+        del entry
+        return self._device.room
+
+    def tokens(self, entry):
+        return self._entries[entry].sequence.token_count()
+
+    def note_covered(self, entry, steady_first):
+        del entry
+        self._device.room = steady_first
+
+    def reserve_token(self):
+        assert self._device.room > 0
+        self._device.room -= 1
+
+    def begin_token(self, stream):
+        del stream
+        self._device.tokens_begun += 1
+
+    def attend(self, layer, queries, out, lse, stream, *, keys, values):
+        del stream
+        for entry, opened in enumerate(self._entries):
+            assert opened.sequence in self._device.attached
+            one = opened.sequence.attend(layer, queries[entry], keys[entry], values[entry])
+            out[entry], lse[entry] = torch.from_numpy(one.out), torch.from_numpy(one.lse)
+
+
+def state(steady_first, ended=None):
+    return types.SimpleNamespace(steady_first=steady_first, ended=ended)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    stand_in = StandIn()
+    stream = types.SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(rows, "on_gpu", lambda states: True)
+    monkeypatch.setattr(
+        resident, "_new_batch", lambda shape, max_tokens, batch: StandInBatch(stand_in, batch)
+    )
+    monkeypatch.setattr(resident.ResidentSteps, "_stream", lambda self: stream)
+    for name, call in {
+        "attach_resident": stand_in.attach,
+        "detach_resident": stand_in.detach,
+        "resident_status": stand_in.status,
+    }.items():
+        method = functools.partialmethod(lambda self, call, *a, **k: call(self, *a, **k), call)
+        monkeypatch.setattr(Sequence, name, method, raising=False)
+    return stand_in
+
+
+@pytest.fixture(autouse=True)
+def fresh_seed():
+    small.seed_everything()
+
+
+@pytest.fixture
+def model():
+    return small.make_model()
+
+
+def test_a_generation_attaches_once_and_steps_there(address, model, device):
+    prompts = small.make_prompts(3, 37, padding=[9, 0, 30])
+    cache = WaveKVCache(model.config, address)
+    made = small.generate(model, prompts, cache, 8)
+    small.assert_same_logits(model, prompts, made)
+    assert device.attachments == 3
+    assert device.tokens_begun == 7  # The first token is the prompt's.
+    cache.close()
+    assert not device.attached
+
+
+def test_the_next_message_attaches_again(address, model, device):
+    prompts = small.make_prompts(1, 40)
+    cache = WaveKVCache(model.config, address)
+    made = small.generate(model, prompts, cache, 6)
+    more = torch.cat([made.sequences, small.make_prompts(1, 50).ids], dim=1)
+    prompts = small.Prompts(more, torch.ones_like(more))
+    made = small.generate(model, prompts, cache, 6)
+    small.assert_same_logits(model, prompts, made)
+    assert device.attachments == 2
+    assert len(device.attached) == 1
+
+
+@pytest.mark.parametrize("change", ["crop", "fork", "reorder"])
+def test_a_change_of_the_rows_leaves_until_the_next_prompt(address, model, device, change):
+    prompts = small.make_prompts(2, 40)
+    cache = WaveKVCache(model.config, address)
+    made = small.generate(model, prompts, cache, 6)
+    assert len(device.attached) == 2
+    kept = 44
+    if change == "crop":
+        cache.crop(kept)
+    elif change == "fork":
+        cache = cache.fork()
+        cache.crop(kept)
+    else:
+        cache.reorder_cache(torch.tensor([0, 1]))
+        cache.crop(kept)
+    assert not device.attached
+    again = small.Prompts(made.sequences[:, : kept + 1], torch.ones(2, kept + 1, dtype=torch.long))
+    made = small.generate(model, again, cache, 4)
+    small.assert_same_logits(model, again, made)
+    assert device.attachments == 2
+
+
+def test_beam_search_leaves_at_the_first_reordering(address, model, device):
+    prompts = small.make_prompts(1, 30)
+    cache = WaveKVCache(model.config, address)
+    made = small.generate(
+        model, prompts, cache, 8, num_beams=3, output_scores=True, length_penalty=0.0
+    )
+    small.assert_beam_scores(model, prompts, made)
+    assert device.attachments == 3
+    assert not device.attached
+
+
+def test_a_full_ring_waits_for_the_daemon(address, model, device):
+    device.room = 2
+    device.states = [state(0), state(0), state(3), state(9)]
+    prompts = small.make_prompts(1, 30)
+    made = small.generate(model, prompts, WaveKVCache(model.config, address), 8)
+    small.assert_same_logits(model, prompts, made)
+    assert not device.states
+
+
+def test_a_ring_that_stays_full_ends_at_the_deadline(address, model, device):
+    device.room = 0
+    device.states = [state(0)] * 10**5
+    cache = WaveKVCache(model.config, address, deadline=0.3)
+    with pytest.raises(wavekv.UnavailableError, match="did not go on for 0.3 s"):
+        small.generate(model, small.make_prompts(1, 30), cache, 8)
+    assert cache.failure is not None
+
+
+def test_an_attachment_that_has_ended_is_an_error(address, model, device):
+    device.room = 3
+    device.states = [state(0, wavekv.FailedPreconditionError("the wave buffer was restarted"))]
+    cache = WaveKVCache(model.config, address)
+    with pytest.raises(wavekv.FailedPreconditionError, match="the wave buffer was restarted"):
+        small.generate(model, small.make_prompts(1, 30), cache, 8)
+    with pytest.raises(wavekv.FailedPreconditionError, match="make a new one"):
+        small.generate(model, small.make_prompts(1, 30), cache, 2)
+
+
+def test_a_step_over_nothing_is_an_error(address, model, device):
+    device.outcome = "closed"
+    cache = WaveKVCache(model.config, address)
+    with pytest.raises(wavekv.UnavailableError, match="row 0 attended over nothing .* closed"):
+        small.generate(model, small.make_prompts(1, 30), cache, 8)
+
+
+def test_a_daemon_that_fails_leaves_exact_attention(address, model, device):
+    device.room = 3
+    device.states = [state(0, wavekv.UnavailableError("the daemon is gone"))]
+    prompts = small.make_prompts(1, 30)
+    cache = WaveKVCache(model.config, address, fallback=True)
+    with pytest.warns(RuntimeWarning, match="the daemon is gone.*exact attention"):
+        made = small.generate(model, prompts, cache, 8)
+    small.assert_same_logits(model, prompts, made)
+
+
+def test_what_cannot_be_attached_goes_through_host_memory(address, model, device):
+    device.refuses = {2: wavekv.FailedPreconditionError("the wave buffer is host memory")}
+    prompts = small.make_prompts(2, 30)
+    with pytest.warns(RuntimeWarning, match="host memory, which is slower.*resident=False"):
+        made = small.generate(model, prompts, WaveKVCache(model.config, address), 6)
+    small.assert_same_logits(model, prompts, made)
+    assert not device.attached and not device.tokens_begun
+    device.refuses = {device.attachments + 1: wavekv.FailedPreconditionError("host memory")}
+    with pytest.raises(wavekv.FailedPreconditionError, match="host memory"):
+        small.generate(model, prompts, WaveKVCache(model.config, address, resident=True), 6)
+
+
+def test_steps_on_the_gpu_can_be_declined(address, model, device):
+    prompts = small.make_prompts(1, 30)
+    cache = WaveKVCache(model.config, address, resident=False)
+    made = small.generate(model, prompts, cache, 6)
+    small.assert_same_logits(model, prompts, made)
+    assert not device.attachments
