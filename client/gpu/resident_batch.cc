@@ -229,10 +229,11 @@ absl::StatusOr<std::unique_ptr<ResidentBatch>> ResidentBatch::Create(const Resid
 }
 
 const ResidentModel& ResidentBatch::model() const { return impl_->model; }
+int ResidentBatch::device() const { return impl_->device->identity().device; }
 const std::string& ResidentBatch::device_uuid() const { return impl_->device->identity().uuid; }
 
 absl::StatusOr<std::shared_ptr<OpenSequence>> ResidentBatch::Open(
-    ResidentAttachment attachment, std::chrono::milliseconds timeout) {
+    const ResidentAttachment& attachment, std::chrono::milliseconds timeout) {
   return OpenSequence::Open(impl_->model, impl_->device, &impl_->cache, attachment, timeout);
 }
 

@@ -88,15 +88,16 @@ class ResidentBatch {
   ResidentBatch& operator=(const ResidentBatch&) = delete;
 
   const ResidentModel& model() const;  // With all capacities.
+  int device() const;                  // As CUDA numbers devices in this process.
   const std::string& device_uuid() const;
 
   // Imports the wave buffer and registers the pool's windows, unless another sequence has: 75 ms
-  // for each GB. FailedPrecondition: the buffer lies on another device than the batch.
-  // InvalidArgument: model and sequence differ, or a capacity is too small (which one, and what it
-  // must be). DataLoss: no region of this sequence lies there. DeadlineExceeded: wavebufferd does
-  // not answer.
+  // for each GB. The attachment's descriptors are not needed afterwards. FailedPrecondition: the
+  // buffer lies on another device than the batch. InvalidArgument: model and sequence differ, or a
+  // capacity is too small (which one, and what it must be). DataLoss: no region of this sequence
+  // lies there. DeadlineExceeded: wavebufferd does not answer.
   absl::StatusOr<std::shared_ptr<OpenSequence>> Open(
-      ResidentAttachment attachment,
+      const ResidentAttachment& attachment,
       std::chrono::milliseconds timeout = std::chrono::milliseconds(10'000));
 
   // From the next token of the stream on, `entry` is that sequence, or empty. What it was before is

@@ -17,10 +17,13 @@ READY_SECONDS = 30.0
 class Daemon:
     """A running wavekvd or wavebufferd; its log lines are kept for messages."""
 
-    def __init__(self, program: str, *flags: str) -> None:
+    def __init__(self, program: str, *flags: str, **environment: str) -> None:
         self.log = ""
         self._process = subprocess.Popen(
-            [str(BIN / program), *flags], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+            [str(BIN / program), *flags],
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
         )
         self._wait_ready(program)
 

@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/kernels/device_array.h"
@@ -98,29 +99,11 @@ class ResidentBatchTest : public testing::Test {
 
   // Opens it, and makes it the entry's.
   void Set(uint32_t entry, const Stored& stored) {
-    auto open = batch_->Open(Copy(stored.attachment));
+    auto open = batch_->Open(stored.attachment);
     ASSERT_TRUE(open.ok()) << open.status();
     const absl::Status set = batch_->SetSequence(entry, *open, stream_);
     ASSERT_TRUE(set.ok()) << set;
   }
-  static ResidentAttachment Copy(const ResidentAttachment& attachment) {
-    ResidentAttachment copy;
-    copy.sequence = attachment.sequence;
-    copy.shape = attachment.shape;
-    copy.device_uuid = attachment.device_uuid;
-    copy.socket = attachment.socket;
-    copy.ticket = attachment.ticket;
-    copy.buffer_bytes = attachment.buffer_bytes;
-    copy.region_offset = attachment.region_offset;
-    copy.region_bytes = attachment.region_bytes;
-    copy.token_count = attachment.token_count;
-    copy.ring_rows = attachment.ring_rows;
-    for (const PoolWindow& window : attachment.windows) {
-      copy.windows.push_back({UniqueFd(::dup(window.fd.get())), window.bytes});
-    }
-    return copy;
-  }
-
   std::vector<uint16_t> RandomBits(size_t count) {
     std::normal_distribution<float> normal;
     std::vector<uint16_t> bits(count);
@@ -380,7 +363,7 @@ TEST_F(ResidentBatchTest, EntriesChangeBetweenTokens) {
   gpu::HeadSpec spec;
   spec.segment_tokens = {500};
   Stored a = Store(11, spec), b = Store(12, spec);
-  auto open_a = batch_->Open(Copy(a.attachment)), open_b = batch_->Open(Copy(b.attachment));
+  auto open_a = batch_->Open(a.attachment), open_b = batch_->Open(b.attachment);
   ASSERT_TRUE(open_a.ok() && open_b.ok()) << open_a.status() << open_b.status();
   // Which of them each entry is, token by token.
   const std::vector<std::vector<Stored*>> tokens = {
@@ -452,14 +435,14 @@ TEST_F(ResidentBatchTest, WrongCallsAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(batch_->SetSequence(kBatch, nullptr, stream_)));
   gpu::HeadSpec spec;
   Stored stored = Store(11, spec);
-  ResidentAttachment elsewhere = Copy(stored.attachment);
-  elsewhere.device_uuid = "GPU-00000000-0000-0000-0000-000000000000";
-  const absl::Status other = batch_->Open(std::move(elsewhere)).status();
+  const std::string uuid =
+      std::exchange(stored.attachment.device_uuid, "GPU-00000000-0000-0000-0000-000000000000");
+  const absl::Status other = batch_->Open(stored.attachment).status();
+  stored.attachment.device_uuid = uuid;
   EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
   EXPECT_THAT(std::string(other.message()), HasSubstr("cudaSetDevice"));
-  ResidentAttachment outside = Copy(stored.attachment);
-  outside.region_offset = outside.buffer_bytes;
-  EXPECT_TRUE(absl::IsDataLoss(batch_->Open(std::move(outside)).status()));
+  stored.attachment.region_offset = stored.attachment.buffer_bytes;
+  EXPECT_TRUE(absl::IsDataLoss(batch_->Open(stored.attachment).status()));
 }
 
 }  // namespace

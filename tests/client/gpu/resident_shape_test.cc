@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/gpu/token_ledger.h"
+#include "gpu/resident/resident_plan.h"
 
 namespace wavekv::client {
 namespace {
@@ -35,6 +36,32 @@ TEST(CompleteModelTest, CapacitiesFollowFromTheLength) {
     EXPECT_GE(complete->segment_capacity, tokens / 8192 + 1);
     // The default budget: 0.5 % of 16-token clusters, and 112 sketched ones.
     EXPECT_GE(complete->retrieve_capacity, tokens / 16 / 200 + 112);
+  }
+}
+
+// Batch and daemon plan alike: what the one makes for a length takes the region that the other
+// makes for it.
+TEST(CompleteModelTest, CapacitiesTakeTheDaemonsRegions) {
+  for (uint64_t tokens = 1; tokens < 3'000'000; tokens += 1 + tokens / 3) {
+    ResidentModel model = Model();
+    model.max_tokens = tokens;
+    const auto complete = CompleteModel(model);
+    ASSERT_TRUE(complete.ok()) << complete.status();
+    const ModelShape shape = {.layer_count = model.layer_count,
+                              .query_head_count = model.kv_head_count * model.group_size,
+                              .kv_head_count = model.kv_head_count,
+                              .key_dim = model.head_dim,
+                              .value_dim = model.head_dim,
+                              .dtype = model.dtype,
+                              .softmax_scale = model.softmax_scale};
+    auto header = resident::PlanResident(shape, tokens, {});
+    ASSERT_TRUE(header.ok()) << header.status();
+    header->sequence_id = 9;
+    ResidentAttachment attachment;
+    attachment.sequence = SequenceId(9);
+    attachment.region_bytes = header->region_bytes;
+    const absl::Status fits = CheckRegion(*complete, attachment, *header);
+    ASSERT_TRUE(fits.ok()) << tokens << ": " << fits;
   }
 }
 

@@ -5,43 +5,13 @@
 #include <cstring>
 #include <string>
 
+#include "client/python/src/core/dlpack.h"
+
 namespace wavekv::python {
 namespace py = pybind11;
 namespace {
 
-// The DLPack 0.x ABI (dmlc/dlpack, dlpack.h): what `__dlpack__` puts into its capsule.
-struct DlDevice {
-  int32_t device_type;
-  int32_t device_id;
-};
-struct DlDataType {
-  uint8_t code;
-  uint8_t bits;
-  uint16_t lanes;
-};
-struct DlTensor {
-  void* data;
-  DlDevice device;
-  int32_t ndim;
-  DlDataType dtype;
-  int64_t* shape;
-  int64_t* strides;  // In elements; null: compact row-major.
-  uint64_t byte_offset;
-};
-struct DlManagedTensor {
-  DlTensor tensor;
-  void* manager_context;
-  void (*deleter)(DlManagedTensor*);
-};
-constexpr int32_t kDlCpu = 1;
-constexpr int32_t kDlCudaHost = 3;
-constexpr uint8_t kDlFloat = 2;
-constexpr uint8_t kDlBfloat = 4;
 constexpr int kRankMax = 4;
-
-[[noreturn]] void Fail(const char* what, const std::string& text) {
-  throw py::value_error(std::string(what) + ": " + text);
-}
 
 DType NumpyDType(const py::dtype& dtype, const char* what) {
   const auto name = py::cast<std::string>(dtype.attr("name"));
@@ -73,28 +43,6 @@ BorrowedTensor BorrowNumpy(const py::object& object, const char* what) {
   return borrowed;
 }
 
-bool IsCompact(const DlTensor& tensor) {
-  if (tensor.strides == nullptr) return true;
-  int64_t expected = 1;
-  for (int32_t axis = tensor.ndim - 1; axis >= 0; --axis) {
-    if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) return false;
-    expected *= tensor.shape[axis];
-  }
-  return true;
-}
-
-DType DlPackDType(DlDataType dtype, const char* what) {
-  if (dtype.lanes == 1) {
-    if (dtype.code == kDlFloat && dtype.bits == 32) return DType::kF32;
-    if (dtype.code == kDlFloat && dtype.bits == 16) return DType::kF16;
-    if (dtype.code == kDlBfloat && dtype.bits == 16) return DType::kBF16;
-  }
-  throw py::type_error(std::string(what) + ": DLPack type code " + std::to_string(dtype.code) +
-                       " with " + std::to_string(dtype.bits) +
-                       " bits, expected float32, float16 "
-                       "or bfloat16");
-}
-
 // Copies a strided tensor into a compact row-major buffer.
 void CopyStrided(const DlTensor& tensor, int axis, const std::byte* source, size_t element_bytes,
                  std::byte** target) {
@@ -111,15 +59,13 @@ void CopyStrided(const DlTensor& tensor, int axis, const std::byte* source, size
 
 BorrowedTensor BorrowDlPack(const py::object& object, const char* what) {
   py::object capsule = object.attr("__dlpack__")();
-  auto* managed = static_cast<DlManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
-  if (managed == nullptr) throw py::error_already_set();
-  const DlTensor& tensor = managed->tensor;
+  const DlTensor& tensor = TensorIn(capsule);
   if (tensor.device.device_type != kDlCpu && tensor.device.device_type != kDlCudaHost) {
-    Fail(what, "lies on DLPack device type " + std::to_string(tensor.device.device_type) +
-                   ", expected host memory (1 or 3)");
+    RefuseValue(what, "lies on DLPack device type " + std::to_string(tensor.device.device_type) +
+                          ", expected host memory (1 or 3)");
   }
   if (tensor.ndim < 0 || tensor.ndim > kRankMax) {
-    Fail(what, "has rank " + std::to_string(tensor.ndim) + ", expected at most 4");
+    RefuseValue(what, "has rank " + std::to_string(tensor.ndim) + ", expected at most 4");
   }
   BorrowedTensor borrowed;
   borrowed.tensor.dtype = DlPackDType(tensor.dtype, what);

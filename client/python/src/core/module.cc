@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "client/python/src/core/arrays.h"
+#include "client/python/src/core/status.h"
 #include "client/session.h"
 
 namespace wavekv::python {
@@ -18,52 +19,6 @@ namespace py = pybind11;
 using client::Budget;
 
 namespace {
-
-// Carries an absl::Status to the exception translator.
-class StatusException : public std::exception {
- public:
-  explicit StatusException(absl::Status status) : status_(std::move(status)) {}
-  const absl::Status& status() const { return status_; }
-  const char* what() const noexcept override { return "wavekv status"; }
-
- private:
-  absl::Status status_;
-};
-
-void Check(const absl::Status& status) {
-  if (!status.ok()) throw StatusException(status);
-}
-
-template <class T>
-T Unwrap(absl::StatusOr<T> result) {
-  Check(result.status());
-  return *std::move(result);
-}
-
-// Runs `call` without the GIL.
-template <class Call>
-auto WithoutGil(Call&& call) {
-  py::gil_scoped_release release;
-  return call();
-}
-
-// Sessions and sequences say farewell to the daemon when they end, which takes up to a deadline
-// when it does not answer: other Python threads run meanwhile.
-struct DeleteWithoutGil {
-  template <class T>
-  void operator()(T* object) const {
-    py::gil_scoped_release release;
-    delete object;
-  }
-};
-template <class T>
-using Held = std::unique_ptr<T, DeleteWithoutGil>;
-
-// Hands what the SDK made over to Python.
-template <class T>
-Held<T> Hold(absl::StatusOr<std::unique_ptr<T>> made) {
-  return Held<T>(Unwrap(std::move(made)).release());
-}
 
 std::optional<BorrowedTensor> BorrowOptional(const py::object& array, const char* what) {
   if (array.is_none()) return std::nullopt;
@@ -299,10 +254,55 @@ void BindQueries(SequenceClass* sequence) {
           arg("layer"), arg("queries"), arg("budget"));
 }
 
+// What an engine asks that attends on the device itself, by wavekv.gpu.
+void BindResident(py::module_& m, SequenceClass* sequence) {
+  using client::ResidentAttachment;
+  using client::Sequence;
+  using py::arg;
+  py::class_<ResidentAttachment>(m, "ResidentAttachment")
+      .def_property_readonly("sequence_id",
+                             [](const ResidentAttachment& self) { return self.sequence.value(); })
+      .def_readonly("device_uuid", &ResidentAttachment::device_uuid)
+      .def_readonly("token_count", &ResidentAttachment::token_count)
+      .def_readonly("ring_rows", &ResidentAttachment::ring_rows)
+      .def_readonly("region_bytes", &ResidentAttachment::region_bytes);
+  sequence
+      ->def(
+          "attach_resident",
+          [](Sequence& self, double cache_ratio, uint32_t ring_rows) {
+            // By pointer: it owns descriptors, and cannot be copied as pybind11 would.
+            return std::make_unique<ResidentAttachment>(Unwrap(WithoutGil([&] {
+              return self.AttachResident({cache_ratio, ring_rows});
+            })));
+          },
+          arg("cache_ratio"), arg("ring_rows"))
+      .def(
+          "resident_status",
+          [](Sequence& self, uint64_t steady_first_above, int64_t wait_ms) {
+            using py::operator""_a;
+            const client::ResidentState state = Unwrap(WithoutGil([&] {
+              return self.ResidentStatus(steady_first_above, std::chrono::milliseconds(wait_ms));
+            }));
+            py::object ended = py::none();
+            if (!state.attached.ok()) {
+              ended = py::make_tuple(static_cast<int>(state.attached.code()),
+                                     std::string(state.attached.message()));
+            }
+            return py::dict("ended"_a = ended, "token_count"_a = state.token_count,
+                            "steady_first"_a = state.steady_first,
+                            "hit_blocks"_a = state.hit_blocks, "miss_blocks"_a = state.miss_blocks,
+                            "overflows"_a = state.overflows, "violations"_a = state.violations);
+          },
+          arg("steady_first_above"), arg("wait_ms"))
+      .def("detach_resident",
+           [](Sequence& self) { Check(WithoutGil([&] { return self.DetachResident(); })); });
+}
+
 void BindSequence(py::module_& m) {
   SequenceClass sequence(m, "Sequence");
   BindContent(&sequence);
   BindQueries(&sequence);
+  BindResident(m, &sequence);
 }
 
 // items: (sequence, layer, queries, keys or None, values or None, budget or None, exact).
@@ -378,16 +378,7 @@ void BindSession(py::module_& m) {
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
-  py::register_exception_translator([](std::exception_ptr raised) {
-    try {
-      if (raised) std::rethrow_exception(raised);
-    } catch (const StatusException& e) {
-      const py::object error = py::module_::import("wavekv.errors")
-                                   .attr("from_status")(static_cast<int>(e.status().code()),
-                                                        std::string(e.status().message()));
-      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-    }
-  });
+  TranslateStatuses();
   m.attr("__version__") = WAVEKV_VERSION;
   BindValues(m);
   BindSequence(m);

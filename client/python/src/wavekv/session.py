@@ -17,9 +17,11 @@ from wavekv.types import (
     IndexOptions,
     ModelShape,
     QueryResult,
+    ResidentState,
     attention_from,
     estimation_from,
     query_from,
+    resident_state_from,
 )
 
 
@@ -168,6 +170,32 @@ class Sequence:
     ) -> Estimation:
         """Returns the estimation zone for queries [query_heads, key_dim], with bounds of its mass."""
         return estimation_from(self._core.estimate(layer, queries, _core_budget(budget)))
+
+    def attach_resident(
+        self, *, cache_ratio: float = 0.0, ring_rows: int = 0
+    ) -> _core.ResidentAttachment:
+        """Gives the sequence a resident region in the wave buffer on a GPU, where this process
+        attends over it and appends to it by itself: wavekv.gpu.ResidentBatch.open takes what is
+        returned. Ends with detach_resident, or with this process.
+
+        cache_ratio: of the payload of max_tokens, for the block cache (0: 0.05). ring_rows: exact
+        tokens that the region holds, a multiple of 256 (0: 2304). Raises FailedPreconditionError
+        with the cure (call build_index first; a wavebufferd --backend=cuda; not over TCP),
+        AbortedError when it is attached, InvalidArgumentError for what no step on a GPU does,
+        ResourceExhaustedError when the wave buffer has no room.
+        """
+        return self._core.attach_resident(cache_ratio, ring_rows)
+
+    def resident_status(self, steady_first_above: int = 0, wait: float = 0.0) -> ResidentState:
+        """Returns how the attached sequence is doing: once it has ended or its steady_first is above
+        `steady_first_above`, or after `wait` seconds."""
+        return resident_state_from(
+            self._core.resident_status(steady_first_above, round(wait * 1000))
+        )
+
+    def detach_resident(self) -> None:
+        """Ends the attachment once what steps have appended is stored. Wait for the stream first."""
+        self._core.detach_resident()
 
     def fork(self, token_count: int = 0, max_tokens: int = 0, label: str = "") -> Sequence:
         """Returns a sequence that shares the first token_count tokens (0: all of them)."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from wavekv import _core
+from wavekv.errors import WaveKVError, from_status
 
 _DTYPES = {"f32": _core.DType.f32, "f16": _core.DType.f16, "bf16": _core.DType.bf16}
 
@@ -232,6 +233,23 @@ class QueryResult:
     counters: StepCounters
 
 
+@dataclasses.dataclass(frozen=True)
+class ResidentState:
+    """How a sequence that is attached to a resident region is doing.
+
+    ended: None, or why it is not attached any more. token_count: stored by every layer.
+    steady_first: positions before it are clustered, and their rows of the ring are free.
+    """
+
+    ended: WaveKVError | None
+    token_count: int
+    steady_first: int
+    hit_blocks: int
+    miss_blocks: int
+    overflows: int
+    violations: int
+
+
 def numpy_dtype(name: str) -> np.dtype:
     """Returns the numpy dtype of "f32", "f16" or "bf16"."""
     if name == "bf16":
@@ -243,6 +261,11 @@ def numpy_dtype(name: str) -> np.dtype:
 
 def attention_from(reply: dict[str, Any]) -> Attention:
     return Attention(**{**reply, "counters": StepCounters(**reply["counters"])})
+
+
+def resident_state_from(reply: dict[str, Any]) -> ResidentState:
+    ended = reply["ended"]
+    return ResidentState(**{**reply, "ended": ended and from_status(*ended)})
 
 
 def estimation_from(reply: dict[str, Any]) -> Estimation:
