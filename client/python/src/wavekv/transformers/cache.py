@@ -177,6 +177,12 @@ class WaveKVCache(Cache):
         return self._store.local_bytes
 
     @property
+    def device_bytes(self) -> int:
+        """Bytes of the wave buffer on a GPU that the cache holds: index copies, block caches and the
+        newest tokens, while it steps there."""
+        return self._store.rows.device_bytes if self._store.rows else 0
+
+    @property
     def failure(self) -> Exception | None:
         """Why the daemon is used no more; None while it is."""
         return self._store.failure

@@ -16,7 +16,7 @@ from wavekv.errors import (
     UnavailableError,
 )
 from wavekv.session import Sequence
-from wavekv.types import ModelShape
+from wavekv.types import Budget, ModelShape
 
 # Why a batch is served from host memory instead, if it may be: the daemon, or the model, is made
 # for that. A daemon that is away is not among them.
@@ -47,6 +47,9 @@ class ResidentSteps:
 
     Nothing here waits for the device but `leave`; nothing asks the daemon but making it, `leave`,
     and a token for which a sequence's ring of exact tokens has no room.
+
+    Attributes:
+      region_bytes: of GPU memory that the sequences hold.
     """
 
     def __init__(
@@ -57,10 +60,12 @@ class ResidentSteps:
         self._deadline = deadline
         self._batch = _new_batch(shape, max_tokens, len(sequences))
         self._covered = [0] * len(sequences)
+        self.region_bytes = 0
         with contextlib.ExitStack() as undo:
             for entry, sequence in enumerate(sequences):
                 attachment = sequence.attach_resident()
                 undo.callback(sequence.detach_resident)
+                self.region_bytes += attachment.region_bytes
                 opened = self._batch.open(attachment)
                 self._batch.set_sequence(entry, opened, self._stream())
             undo.pop_all()
@@ -95,8 +100,8 @@ class ResidentSteps:
             if outcome not in ("pending", "attending"):
                 ended = sequence.resident_status().ended
                 raise UnavailableError(
-                    f"row {entry} attended over nothing in an earlier token: its region is {outcome}"
-                    + (f" ({ended})" if ended else "")
+                    f"row {entry} attended over nothing in an earlier token: its region is "
+                    f"{outcome}" + (f" ({ended})" if ended else "")
                 )
             if self._batch.room(entry) == 0:
                 self._wait_for_room(entry, sequence)
@@ -127,14 +132,20 @@ def try_resident(
     shape: ModelShape,
     max_tokens: int,
     *,
+    budgets: tuple[Budget | None, Budget | None],
     deadline: float,
     required: bool,
 ) -> ResidentSteps | None:
     """Attaches the sequences; None, with a RuntimeWarning that says why, if they cannot be.
 
-    required: raise instead. A daemon that fails in any other way is an exception in both cases.
+    budgets: that of the sequences, and that of the steps. required: raise instead. A daemon that
+    fails in any other way is an exception in both cases.
     """
     try:
+        if budgets[1] not in (None, budgets[0]):
+            raise InvalidArgumentError(
+                f"on a GPU the budget is that of the sequence, {budgets[0]}; found {budgets[1]}"
+            )
         return ResidentSteps(sequences, shape, max_tokens, deadline)
     except _REFUSALS as error:
         if required:

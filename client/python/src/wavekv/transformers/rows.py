@@ -29,9 +29,9 @@ class Rows:
 
     A row's padding is not stored: column c of the batch is token position c - padding of the row.
 
-    On a GPU the sequences are attached at the first single token after a prompt, and steps are taken
-    in the model's stream. Whatever else is asked of them ends that, until the next prompt: an engine
-    that forks or verifies several tokens all the time would do little but attach.
+    On a GPU the sequences are attached at the first single token after a prompt, and steps are
+    taken in the model's stream. Whatever else is asked of them ends that, until the next prompt: an
+    engine that forks or verifies several tokens all the time would do little but attach.
     Errors of the daemon (WaveKVError) pass through; what it has stored then is not known.
 
     Attributes:
@@ -56,6 +56,11 @@ class Rows:
     @property
     def sequences(self) -> list[Sequence]:
         return list(self._sequences)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of GPU memory that the rows hold."""
+        return self._resident.region_bytes if self._resident else 0
 
     def set_padding(self, first_columns: list[int], past_columns: int) -> None:
         """Notes where each row's tokens begin; RuntimeError if that contradicts what is stored.
@@ -116,6 +121,7 @@ class Rows:
             self._may_attach = False
             self._resident = try_resident(
                 self._sequences, self._shape, self._options.max_tokens,
+                budgets=(self._options.index and self._options.index.budget, budget),
                 deadline=self._options.deadline, required=self._options.resident is True,
             )  # fmt: skip
         if self._resident is not None:
