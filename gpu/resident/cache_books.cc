@@ -9,8 +9,10 @@
 namespace wavekv::resident {
 namespace {
 
-// At least so many slots are on offer, where there are more than twice as many.
+// So many slots are on offer at least; and at most this share of all, one more where there are two:
+// what a policy keeps is worth more than room for every miss.
 constexpr uint64_t kOfferedMin = 8;
+constexpr uint64_t kOfferedShare = 16;
 // The policy is told no steps: a slot in use retires like any other.
 constexpr uint64_t kNoStep = 0;
 
@@ -152,8 +154,8 @@ void CacheBooks::Offer() {
     writes_.offered.push_back({slot.place, idx});
     ++offered_count_;
   }
-  const uint64_t wanted =
-      std::min<uint64_t>(std::max(kOfferedMin, demand_ + demand_ / 2), slots_.size() / 2);
+  const uint64_t most = slots_.size() / kOfferedShare + (slots_.size() > 1 ? 1 : 0);
+  const uint64_t wanted = std::min(std::max(kOfferedMin, demand_ + demand_ / 2), most);
   for (uint64_t there = offered_count_ + retiring_.size() + doubtful_.size(); there < wanted;
        ++there) {
     const std::optional<SlotOfBlock> worst = policy_->Evict(kNoStep);

@@ -161,9 +161,8 @@ absl::Status ResidentRegion::Load(uint32_t layer, const ResidentLayer& view) {
   std::vector<BufferEntry> entries;
   std::vector<BufferWord> words;
   for (uint32_t head = 0; head < units.size(); ++head) {
-    units[head].Read(states[head]);
-    units[head].Restart(std::move(segments[head]), versions[head], view.token_count, &entries,
-                        &words);
+    units[head].Restart(states[head], std::move(segments[head]), versions[head], view.token_count,
+                        &entries, &words);
   }
   return memory_.Scatter(entries, words);
 }

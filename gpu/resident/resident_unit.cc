@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <tuple>
 #include <utility>
 
 namespace wavekv::resident {
@@ -9,6 +10,7 @@ namespace {
 
 constexpr uint32_t kEmptyEntry = ~uint32_t{0};  // Slot -1.
 constexpr uint64_t kUnbounded = ~uint64_t{0};
+constexpr uint64_t kLeapMax = uint64_t{1} << 32;  // Of a counter, from reading to reading.
 
 }  // namespace
 
@@ -27,18 +29,26 @@ void ResidentUnit::Advance(uint64_t read, uint64_t most, uint64_t* seen) {
   }
 }
 
+void ResidentUnit::AdvanceCounters(const gpu::HeadState& state) {
+  Advance(state.hits, seen_.hits + kLeapMax, &seen_.hits);
+  Advance(state.misses, seen_.misses + kLeapMax, &seen_.misses);
+  Advance(state.overflows, seen_.overflows + kLeapMax, &seen_.overflows);
+}
+
 bool ResidentUnit::Read(const gpu::HeadState& state) {
-  const bool moved =
-      state.started != seen_.started || state.completed_epoch != seen_.completed_epoch;
+  // Not the epochs alone: the last reading may have been torn.
+  const auto marks = [](const gpu::HeadState& s) {
+    return std::tie(s.started, s.completed_epoch, s.appended_settled, s.log_settled, s.hits,
+                    s.misses, s.overflows);
+  };
+  const bool moved = marks(state) != marks(seen_);
   const bool waits = books_->waits() || segments_->waits() || !area_is_free();
   if (!moved && !waits) return false;
   Advance(state.started, kUnbounded, &seen_.started);
   Advance(state.completed_epoch, kUnbounded, &seen_.completed_epoch);
   Advance(state.appended_settled, RingEnd(layout_, steady_first_), &seen_.appended_settled);
   Advance(state.log_settled, kUnbounded, &seen_.log_settled);
-  Advance(state.hits, kUnbounded, &seen_.hits);
-  Advance(state.misses, kUnbounded, &seen_.misses);
-  Advance(state.overflows, kUnbounded, &seen_.overflows);
+  AdvanceCounters(state);
   books_->Read(seen_.started, seen_.completed_epoch);
   segments_->Read(seen_.started, seen_.completed_epoch, seen_.log_settled);
   if (area_epoch_ == kNextReading) area_epoch_ = seen_.started;
@@ -132,13 +142,17 @@ void ResidentUnit::Commit(const UnitVersion& version, std::vector<BufferEntry>* 
   uses_max_ = std::max(uses_max_, uses);
 }
 
-void ResidentUnit::Restart(std::unique_ptr<UnitSegments> segments, const UnitVersion& version,
-                           uint64_t token_count, std::vector<BufferEntry>* entries,
-                           std::vector<BufferWord>* words) {
+void ResidentUnit::Restart(const gpu::HeadState& state, std::unique_ptr<UnitSegments> segments,
+                           const UnitVersion& version, uint64_t token_count,
+                           std::vector<BufferEntry>* entries, std::vector<BufferWord>* words) {
+  AdvanceCounters(state);
   violations_ += books_->violations();
   const uint64_t free_tail = books_->free_tail();
   segments_ = std::move(segments);
   books_ = std::make_unique<CacheBooks>(layout_.slot_count, free_tail);
+  // Whatever was there before, it counts from here on.
+  seen_.started = state.started;
+  seen_.completed_epoch = state.completed_epoch;
   log_read_ = seen_.log_settled;
   seen_.free_head = free_tail;
   seen_.appended_settled = token_count;

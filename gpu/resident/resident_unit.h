@@ -47,11 +47,11 @@ class ResidentUnit {
   BufferWord PublishedWord() const;
   void Commit(const UnitVersion& version, std::vector<BufferEntry>* entries);
 
-  // Starts over with a version and `token_count` tokens, while no step is under way. `segments` are
-  // those that the version was planned with. Gives out what is to be written once the version's
-  // bytes and rows are in place, the word that publishes it last.
-  void Restart(std::unique_ptr<UnitSegments> segments, const UnitVersion& version,
-               uint64_t token_count, std::vector<BufferEntry>* entries,
+  // Starts over with a version and `token_count` tokens, while no step is under way, as `state`
+  // says. `segments` are those that the version was planned with. Gives out what is to be written
+  // once the version's bytes and rows are in place, the word that publishes it last.
+  void Restart(const gpu::HeadState& state, std::unique_ptr<UnitSegments> segments,
+               const UnitVersion& version, uint64_t token_count, std::vector<BufferEntry>* entries,
                std::vector<BufferWord>* words);
 
   // Ends the unit: what keeps the rows of all its segments.
@@ -72,6 +72,8 @@ class ResidentUnit {
 
   // Takes a counter that never runs back and stays below `most`.
   void Advance(uint64_t read, uint64_t most, uint64_t* seen);
+  // What is only counted.
+  void AdvanceCounters(const gpu::HeadState& state);
   // Whether the entries from log_read_ on were still there when they were read.
   bool LogWasThere(const gpu::HeadState& later);
   uint64_t CheckedFreeHead(const gpu::HeadState& later);

@@ -67,6 +67,43 @@ TEST_F(TenantBufferTest, FullDirectoryIsRefused) {
   EXPECT_TRUE((*buffer)->Carve(4096).ok());
 }
 
+TEST_F(TenantBufferTest, PiecesThatAreReturnedLaterWaitForTheirWipe) {
+  const auto made = MakeBuffer(1 << 20, 8);
+  ASSERT_TRUE(made.ok()) << made.status();
+  TenantBuffer& buffer = **made;
+  const uint64_t all_bytes = buffer.free_bytes();
+  const auto first = buffer.Carve(all_bytes / 2), second = buffer.Carve(4096);
+  ASSERT_TRUE(first.ok() && second.ok());
+  bool wiped = false;
+  int asked = 0;
+  buffer.ReturnLater(*first, [&]() -> absl::StatusOr<bool> {
+    ++asked;
+    return wiped;
+  });
+  EXPECT_EQ(asked, 1) << "it may be possible at once";
+  EXPECT_EQ(buffer.Sweep(), 1u);
+  EXPECT_EQ(buffer.Carve(all_bytes / 2 + 4096).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(asked, 3) << "whoever needs room asks";
+  wiped = true;
+  buffer.Return(*second);
+  EXPECT_TRUE(buffer.Carve(all_bytes).ok()) << "it came back, and joined the rest";
+  EXPECT_EQ(buffer.Sweep(), 0u);
+  EXPECT_EQ(asked, 4);
+}
+
+TEST_F(TenantBufferTest, AWipeThatFailsTakesThePieceAway) {
+  const auto made = MakeBuffer(1 << 20, 8);
+  ASSERT_TRUE(made.ok()) << made.status();
+  const auto piece = (*made)->Carve(8192);
+  ASSERT_TRUE(piece.ok());
+  const uint64_t free_bytes = (*made)->free_bytes();
+  (*made)->ReturnLater(
+      *piece, []() -> absl::StatusOr<bool> { return absl::UnavailableError("the device failed"); });
+  EXPECT_EQ((*made)->Sweep(), 0u);
+  EXPECT_EQ((*made)->free_bytes(), free_bytes);
+}
+
 // Regions come and go at random; none overlaps another, all are page aligned, and once all are
 // back, one region may take everything again.
 TEST_F(TenantBufferTest, RegionsNeverOverlap) {

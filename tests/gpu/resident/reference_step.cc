@@ -139,7 +139,7 @@ void ReferenceStep::Append(const std::byte* key, const std::byte* value, Unit* u
   StoreWhole(&unit->state->appended, position + 1);
 }
 
-void ReferenceStep::Select(std::span<const float> queries) {
+void ReferenceStep::Rank(std::span<const float> queries) {
   WAVEKV_CHECK(queries.size() == units_.size() * group_ * header_->head_dim,
                "every query head asks");
   queries_.assign(queries.begin(), queries.end());
@@ -147,13 +147,19 @@ void ReferenceStep::Select(std::span<const float> queries) {
     Unit& unit = units_[i];
     if (unit.head.is != StepHead::Is::kAttended) continue;
     const size_t of_unit = size_t{group_} * header_->head_dim;
-    Rank(queries.subspan(i * of_unit, of_unit), &unit);
+    Score(queries.subspan(i * of_unit, of_unit), &unit);
     Choose(&unit);
-    Resolve(&unit);
+    LookUp(&unit);
   }
 }
 
-void ReferenceStep::Rank(std::span<const float> queries, Unit* unit) const {
+void ReferenceStep::Claim() {
+  for (Unit& unit : units_) {
+    if (unit.head.is == StepHead::Is::kAttended) ClaimMissing(&unit);
+  }
+}
+
+void ReferenceStep::Score(std::span<const float> queries, Unit* unit) const {
   const uint32_t dim = header_->head_dim, count = unit->published.cluster_count;
   const uint16_t* const sizes = Sizes(*unit);
   const auto* codes = ArrayAt<int8_t>(unit->base, layout().centroids_offset);
@@ -210,7 +216,7 @@ void ReferenceStep::Log(const gpu::BlockUse& use, Unit* unit) const {
 }
 
 // The slot at `place` of the ring of free slots becomes the block's; -1 if it is no slot.
-int32_t ReferenceStep::Claim(uint32_t block, uint64_t place, Unit* unit) const {
+int32_t ReferenceStep::TakeSlot(uint32_t block, uint64_t place, Unit* unit) const {
   auto* const ring = ArrayAt<uint32_t>(unit->base, layout().free_slots_offset);
   const uint32_t slot = LoadWhole(&ring[place % layout().slot_count]);
   if (slot >= layout().slot_count || block >= layout().block_capacity) return -1;
@@ -219,17 +225,12 @@ int32_t ReferenceStep::Claim(uint32_t block, uint64_t place, Unit* unit) const {
   return static_cast<int32_t>(slot);
 }
 
-void ReferenceStep::Resolve(Unit* unit) const {
-  gpu::HeadState* const state = unit->state;
+void ReferenceStep::LookUp(Unit* unit) const {
   auto* const table = ArrayAt<int32_t>(unit->base, layout().block_slots_offset);
   const auto* first_rows = ArrayAt<uint32_t>(unit->base, layout().first_row_offset);
   const auto* first_blocks = ArrayAt<uint32_t>(unit->base, layout().first_block_offset);
   const auto* segments = ArrayAt<uint16_t>(unit->base, layout().cluster_segment_offset);
   const uint16_t* const sizes = Sizes(*unit);
-  const uint64_t free_head = LoadWhole(&state->free_head);
-  const uint64_t free_count =
-      std::min<uint64_t>(LoadWhole(&state->free_tail) - free_head, layout().slot_count);
-  uint64_t misses = 0;
   for (const uint32_t c : unit->head.retrieved) {
     const uint32_t blocks =
         std::min((sizes[c] + gpu::kBlockRows - 1) / gpu::kBlockRows, gpu::kClusterBlocksMax);
@@ -243,16 +244,25 @@ void ReferenceStep::Resolve(Unit* unit) const {
       found.values.resize(rows * row_bytes());
       if (found.block < layout().block_capacity) found.slot = LoadWhole(&table[found.block]);
       found.hit = found.slot >= 0 && static_cast<uint32_t>(found.slot) < layout().slot_count;
-      if (found.hit) {
-        Log({found.block, found.slot, gpu::kNoPlace}, unit);
-      } else {
-        const uint64_t place = free_head + misses;
-        found.slot = misses++ < free_count ? Claim(found.block, place, unit) : -1;
-        Log({found.block | gpu::kMissBit, found.slot, found.slot < 0 ? gpu::kNoPlace : place},
-            unit);
-      }
       unit->head.blocks.push_back(std::move(found));
     }
+  }
+}
+
+void ReferenceStep::ClaimMissing(Unit* unit) const {
+  gpu::HeadState* const state = unit->state;
+  const uint64_t free_head = LoadWhole(&state->free_head);
+  const uint64_t free_count =
+      std::min<uint64_t>(LoadWhole(&state->free_tail) - free_head, layout().slot_count);
+  uint64_t misses = 0;
+  for (StepBlock& found : unit->head.blocks) {
+    if (found.hit) {
+      Log({found.block, found.slot, gpu::kNoPlace}, unit);
+      continue;
+    }
+    const uint64_t place = free_head + misses;
+    found.slot = misses++ < free_count ? TakeSlot(found.block, place, unit) : -1;
+    Log({found.block | gpu::kMissBit, found.slot, found.slot < 0 ? gpu::kNoPlace : place}, unit);
   }
   StoreWhole(&state->free_head, free_head + std::min(misses, free_count));
   StoreWhole(&state->log_end, unit->log_end);

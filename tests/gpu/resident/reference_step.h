@@ -64,9 +64,15 @@ class ReferenceStep {
   // [kv_heads, head_dim] element; none where both are empty.
   void Begin(uint32_t layer, std::span<const std::byte> keys = {},
              std::span<const std::byte> values = {});
-  // Ranks clusters by their share of the mass, summed over the group, takes the best, looks their
-  // blocks up and claims slots for those that are missing. `queries` [kv_heads * group, head_dim].
-  void Select(std::span<const float> queries);
+  // Ranks clusters by their share of the mass, summed over the group, takes the best and looks
+  // their blocks up. `queries` [kv_heads * group, head_dim].
+  void Rank(std::span<const float> queries);
+  // Claims slots for the blocks that are missing, and logs all of them.
+  void Claim();
+  void Select(std::span<const float> queries) {
+    Rank(queries);
+    Claim();
+  }
   // Reads the rows, stores the missing ones in their slots, attends, settles, completes.
   StepResult Attend();
 
@@ -97,10 +103,11 @@ class ReferenceStep {
   const uint16_t* Sizes(const Unit& unit) const;
   bool Fits(const Unit& unit) const;
   void Append(const std::byte* key, const std::byte* value, Unit* unit) const;
-  void Rank(std::span<const float> queries, Unit* unit) const;
+  void Score(std::span<const float> queries, Unit* unit) const;
   void Choose(Unit* unit) const;
-  void Resolve(Unit* unit) const;
-  int32_t Claim(uint32_t block, uint64_t place, Unit* unit) const;
+  void LookUp(Unit* unit) const;
+  void ClaimMissing(Unit* unit) const;
+  int32_t TakeSlot(uint32_t block, uint64_t place, Unit* unit) const;
   void Log(const gpu::BlockUse& use, Unit* unit) const;
   bool ReadBlock(const Unit& unit, StepBlock* block) const;
   void CollectSteadyRows(Unit* unit) const;

@@ -41,6 +41,7 @@ class TestSequence {
   void Cluster(uint32_t layer, uint32_t count);
   void Merge(uint32_t layer, uint64_t first);
   uint64_t steady_first(uint32_t layer) const;
+  size_t segment_count(uint32_t layer) const { return layers_[layer].heads[0].size(); }
 
   // The layer as it is now, `appended` tokens of it; every view is a version of its own.
   ResidentLayer View(uint32_t layer, uint32_t retrieve_count, uint64_t appended);
