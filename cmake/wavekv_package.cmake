@@ -12,6 +12,9 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/wavekvConfigVersion.cmake
 install(FILES ${PROJECT_BINARY_DIR}/wavekvConfig.cmake
               ${PROJECT_BINARY_DIR}/wavekvConfigVersion.cmake DESTINATION ${package_dir})
 install(EXPORT wavekvTargets NAMESPACE wavekv:: DESTINATION ${package_dir})
+if(WAVEKV_CUDA_FOUND)
+  install(EXPORT wavekvGpuTargets NAMESPACE wavekv:: DESTINATION ${package_dir})
+endif()
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/wavekv DESTINATION ${CMAKE_INSTALL_DATADIR}/wavekv/proto
         FILES_MATCHING PATTERN "*.proto")

@@ -24,14 +24,18 @@ endif()
 
 install(TARGETS wavekv_options EXPORT wavekvTargets)
 
-# wavekv_install_library(NAME [HEADERS files...]): installs a target wavekv_NAME as wavekv::NAME of
-# the package, with those of its headers that users include. For the SDK and what it links.
+# wavekv_install_library(NAME [HEADERS files...] [EXPORT set]): installs a target wavekv_NAME as
+# wavekv::NAME of the package, with those of its headers that users include. For the SDK and what it
+# links. What needs the CUDA Toolkit is in a set of its own, wavekvGpuTargets.
 function(wavekv_install_library name)
-  cmake_parse_arguments(ARG "" "" "HEADERS" ${ARGN})
+  cmake_parse_arguments(ARG "" "EXPORT" "HEADERS" ${ARGN})
+  if(NOT ARG_EXPORT)
+    set(ARG_EXPORT wavekvTargets)
+  endif()
   set_target_properties(wavekv_${name} PROPERTIES EXPORT_NAME ${name})
   target_sources(wavekv_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}
                                        FILES ${ARG_HEADERS})
-  install(TARGETS wavekv_${name} EXPORT wavekvTargets
+  install(TARGETS wavekv_${name} EXPORT ${ARG_EXPORT}
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
           FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wavekv)
 endfunction()

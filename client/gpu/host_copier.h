@@ -1,4 +1,4 @@
-// Tensors of a device copied into host memory, as Insert takes them.
+// Tensors of a device copied into host memory, as Insert takes them. Internal to the SDK.
 #pragma once
 
 #include <cstddef>

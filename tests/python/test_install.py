@@ -90,6 +90,32 @@ def test_the_installed_sdk_builds_the_program_of_the_readme(prefix, tmp_path, pr
     assert run(tmp_path / "build" / "engine") == "out 1.00\n"
 
 
+GPU_PROGRAM = """
+#include <cstdio>
+
+#include "client/gpu/resident_batch.h"
+
+int main() {
+  // Refused before anything is asked of a GPU.
+  const wavekv::client::ResidentModel model = {.layer_count = 0};
+  const absl::Status status = wavekv::client::ResidentBatch::Create(model).status();
+  std::printf("%s", status.ToString().c_str());
+}
+"""
+
+
+def test_the_installed_sdk_has_its_gpu_part(prefix, tmp_path):
+    if not list(prefix.rglob("wavekvGpuTargets.cmake")):
+        pytest.skip("built without the CUDA Toolkit")
+    project = PROJECT % "find_package(wavekv 0.1 REQUIRED)\n"
+    (tmp_path / "CMakeLists.txt").write_text(project.replace("wavekv::client", "wavekv::client_gpu"))
+    (tmp_path / "main.cc").write_text(GPU_PROGRAM)
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path / "build")
+    said = run(tmp_path / "build" / "engine")
+    assert said.startswith("INVALID_ARGUMENT: ResidentModel::layer_count is 0")
+
+
 def test_what_is_installed_is_complete_and_no_more(prefix):
     found = {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()}
     for name in (
