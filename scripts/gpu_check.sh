@@ -33,7 +33,7 @@ check_buffer() {
   local used_before
   used_before="$(used_mib)"
   for test in driver_test cuda_buffer_test buffer_stager_test staged_attention_test deaths_test \
-    needles_test region_view_test resident_batch_test; do
+    needles_test region_view_test resident_batch_test resident_device_test; do
     part "$test" env WAVEKV_TEST_GPU=1 WAVEKV_TEST_BACKEND=cuda "$bundle/bin/$test"
   done
   if command -v compute-sanitizer >/dev/null; then
