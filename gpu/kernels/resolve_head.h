@@ -95,6 +95,17 @@ WAVEKV_HOST_DEVICE inline uint64_t LoadWord(const void* at) {
 #endif
 }
 
+// Likewise; what is read after it is no older than what its writer had written before.
+WAVEKV_HOST_DEVICE inline uint64_t LoadWordFirst(const void* at) {
+#ifdef __CUDA_ARCH__
+  uint64_t word;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
+  return word;
+#else
+  return __atomic_load_n(static_cast<const uint64_t*>(at), __ATOMIC_ACQUIRE);
+#endif
+}
+
 WAVEKV_HOST_DEVICE inline void StoreWord(uint64_t* at, uint64_t word) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(at), "l"(word) : "memory");
@@ -256,7 +267,7 @@ WAVEKV_HOST_DEVICE inline ResolvedHead ResolveHead(const ResolveEntry& entry,
   // looked.
   resolve_internal::FenceSystem();
   const uint64_t life = resolve_internal::LoadWord(entry.region + offsetof(ResidentHeader, state));
-  const uint64_t versions = resolve_internal::LoadWord(&state->published);
+  const uint64_t versions = resolve_internal::LoadWordFirst(&state->published);
   const uint64_t area = versions % resident::kAreas;
   const auto published = resolve_internal::CopyOut<PublishedHead>(
       base + header.unit.published_offset + area * sizeof(PublishedHead));
