@@ -9,7 +9,9 @@ import pytest
 import wavekv
 from wavekv import ModelShape
 
-gpu = pytest.importorskip("wavekv.gpu", reason="wavekv was built without the CUDA Toolkit")
+gpu = pytest.importorskip(
+    "wavekv.gpu", reason="wavekv was built without the CUDA Toolkit", exc_type=ImportError
+)
 from wavekv import _gpu  # noqa: E402
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
