@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "daemon/engine/cut_plan.h"
+#include "daemon/engine/resident_view.h"
 #include "gmock/gmock.h"
 #include "storage/base/shared_memory.h"
 #include "tests/engine/engine_fixture.h"
@@ -211,7 +214,14 @@ TEST_F(ResidentTest, WindowsHoldTheRowsOfSegmentsInheritedOnesToo) {
   std::vector<int> segments_in(windows.size(), 0);
   for (uint32_t layer = 0; layer < shape().layer_count; ++layer) {
     const ResidentLayer shown = RegionOf(child)->layer(layer).shown;
-    EXPECT_GT(shown.retrieve_count, 0u);
+    // The ratio's clusters of the head that has most, and what the CPU would sketch.
+    uint32_t clusters = 0;
+    for (const auto& head : shown.heads) {
+      uint32_t of_head = 0;
+      for (const ResidentSegment& segment : head) of_head += segment.head->cluster_count;
+      clusters = std::max(clusters, of_head);
+    }
+    EXPECT_EQ(shown.retrieve_count, static_cast<uint32_t>(std::ceil(0.005 * clusters)) + 112);
     for (uint32_t head = 0; head < shape().kv_head_count; ++head) {
       for (const ResidentSegment& segment : shown.heads[head]) {
         ASSERT_LT(segment.window, windows.size());
@@ -230,6 +240,26 @@ TEST_F(ResidentTest, WindowsHoldTheRowsOfSegmentsInheritedOnesToo) {
   }
   EXPECT_GT(segments_in[0], 0);
   EXPECT_GT(segments_in[1], 0);
+}
+
+TEST_F(ResidentTest, ASegmentThatLiesInNoWindowIsNamed) {
+  SegmentHead head;
+  head.first_position = kSinkTokens;
+  head.token_count = head.cluster_count = 1;
+  LayerSnapshot snapshot;
+  snapshot.shape = &shape();
+  snapshot.token_count = kSinkTokens + 1;
+  snapshot.chunks = std::make_shared<const ChunkList>();
+  snapshot.version = std::make_shared<const LayerVersion>(
+      1,
+      SegmentList{std::make_shared<const Segment>(
+          TokenRange{kSinkTokens, kSinkTokens + 1},
+          std::vector<SegmentHead>(shape().kv_head_count, head), shape().token_bytes(),
+          std::make_shared<std::atomic<uint64_t>>(0))},
+      shape().kv_head_count);
+  const absl::Status status = ShowLayer(snapshot, {}, ZoneBudget(), true).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tokens 4 to 4 lie in memory"));
 }
 
 TEST_F(ResidentTest, WritesTakeADrainedStreamAndAreShown) {
