@@ -133,12 +133,12 @@ TEST_F(HostileEngineTest, LoadingHeals) {
       state.started = state.completed_epoch = Word() / 2;
     }
     Load(0);
+    const std::vector<float> queries = tokens_.Queries();
     for (int step = 0; step < 4; ++step) {
-      const std::vector<float> queries = tokens_.Queries();
       const StepResult result = liar_.Run(0, queries);
       ASSERT_EQ(tokens_.Check(0, harness_.region(), queries, result), "");
       ASSERT_TRUE(harness_.manager().Poll().ok());
-      if (step == 3) {
+      if (step > 0) {
         EXPECT_GT(result.heads[0].hits() + result.heads[1].hits(), 0u);
       }
     }

@@ -138,7 +138,7 @@ TEST(ResidentPlanTest, AStepFindsTheHeaderSound) {
     gpu::ResolveEntry entry = {};
     entry.region_bytes = header.region_bytes;
     entry.sequence_id = 17;
-    EXPECT_TRUE(gpu::resolve_internal::HeaderIsSound(header, entry, step)) << tokens;
+    EXPECT_TRUE(gpu::HeaderIsSound(header, entry, step)) << tokens;
   }
 }
 

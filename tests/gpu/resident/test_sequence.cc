@@ -21,29 +21,46 @@ constexpr uint32_t kWindow = 1;
 // Float64 on both sides, sums in another order.
 constexpr double kTolerance = 1e-9;
 
-// Exact float64 attention, term by term.
-class Softmax {
+// Rows to attend over in float64, for several query heads: keys and values, and what is added to a
+// row's logit.
+class AttendedRows {
  public:
-  explicit Softmax(uint32_t dim) : sums_(dim) {}
-  void Add(double logit, const double* value) {
-    terms_.push_back({logit, {value, value + sums_.size()}});
+  AttendedRows(DType dtype, uint32_t dim) : dtype_(dtype), dim_(dim) {}
+
+  void AddRows(const std::byte* keys, const std::byte* values, size_t count) {
+    std::vector<float> floats(2 * count * dim_);
+    ConvertToFloat(dtype_, keys, count * dim_, floats.data());
+    ConvertToFloat(dtype_, values, count * dim_, &floats[count * dim_]);
+    keys_.insert(keys_.end(), floats.begin(), floats.begin() + count * dim_);
+    values_.insert(values_.end(), floats.begin() + count * dim_, floats.end());
+    biases_.resize(biases_.size() + count);
   }
-  // What differs from out [dim] and lse; empty: nothing does.
-  std::string Compare(const double* out, double lse, double tolerance) const {
-    double max = -HUGE_VAL, total = 0;
-    for (const auto& [logit, value] : terms_) max = std::max(max, logit);
-    for (const auto& [logit, value] : terms_) total += std::exp(logit - max);
-    std::vector<double> sums(sums_.size());
-    for (const auto& [logit, value] : terms_) {
-      const double weight = std::exp(logit - max) / total;
-      for (size_t d = 0; d < sums.size(); ++d) sums[d] += weight * value[d];
+  void AddMean(const std::vector<double>& key, const std::vector<double>& value, double bias) {
+    keys_.insert(keys_.end(), key.begin(), key.end());
+    values_.insert(values_.end(), value.begin(), value.end());
+    biases_.push_back(bias);
+  }
+
+  // What differs from out [dim] and lse of one query; empty: nothing does.
+  std::string Compare(std::span<const float> query, double scale, const double* out,
+                      double lse) const {
+    std::vector<double> logits(biases_);
+    for (size_t i = 0; i < logits.size(); ++i) {
+      double dot = 0;
+      for (uint32_t d = 0; d < dim_; ++d) dot += query[d] * keys_[i * dim_ + d];
+      logits[i] += scale * dot;
     }
-    const double expected = terms_.empty() ? -HUGE_VAL : max + std::log(total);
-    if (expected != lse && !(std::abs(expected - lse) <= tolerance * (1 + std::abs(expected)))) {
+    const double expected = test::LogSumExp(logits);
+    std::vector<double> sums(dim_);
+    for (size_t i = 0; i < logits.size(); ++i) {
+      const double weight = std::exp(logits[i] - expected);
+      for (uint32_t d = 0; d < dim_; ++d) sums[d] += weight * values_[i * dim_ + d];
+    }
+    if (expected != lse && !(std::abs(expected - lse) <= kTolerance * (1 + std::abs(expected)))) {
       return absl::StrCat("lse is ", lse, ", expected ", expected);
     }
-    for (size_t d = 0; d < sums.size(); ++d) {
-      if (std::abs(out[d] - sums[d]) > tolerance * (1 + std::abs(sums[d]))) {
+    for (uint32_t d = 0; d < dim_; ++d) {
+      if (!(std::abs(out[d] - sums[d]) <= kTolerance * (1 + std::abs(sums[d])))) {
         return absl::StrCat("out[", d, "] is ", out[d], ", expected ", sums[d]);
       }
     }
@@ -51,21 +68,11 @@ class Softmax {
   }
 
  private:
-  std::vector<double> sums_;
-  std::vector<std::pair<double, std::vector<double>>> terms_;
+  const DType dtype_;
+  const uint32_t dim_;
+  std::vector<double> keys_, values_;  // [count, dim]
+  std::vector<double> biases_;         // [count]
 };
-
-std::vector<double> ToDouble(DType dtype, const std::byte* row, uint32_t dim) {
-  std::vector<float> floats(dim);
-  ConvertToFloat(dtype, row, dim, floats.data());
-  return {floats.begin(), floats.end()};
-}
-
-double Dot(std::span<const float> query, const std::vector<double>& key) {
-  double dot = 0;
-  for (size_t d = 0; d < key.size(); ++d) dot += query[d] * key[d];
-  return dot;
-}
 
 }  // namespace
 
@@ -295,34 +302,25 @@ std::string TestSequence::CheckHead(uint32_t layer, uint32_t kv_head, const std:
     }
     retrieved[built->head.uid][block.first_row] = static_cast<uint32_t>(bytes / row_bytes);
   }
-  for (uint32_t g = 0; g < shape_.group_size(); ++g) {
-    const std::span<const float> query = queries.subspan(g * shape_.key_dim, shape_.key_dim);
-    Softmax softmax(shape_.value_dim);
-    const auto attend = [&](const std::byte* key_rows, const std::byte* value_rows, size_t count) {
-      for (size_t i = 0; i < count; ++i) {
-        const auto key = ToDouble(shape_.dtype, key_rows + i * row_bytes, shape_.key_dim);
-        const auto value = ToDouble(shape_.dtype, value_rows + i * row_bytes, shape_.value_dim);
-        softmax.Add(shape_.softmax_scale * Dot(query, key), value.data());
-      }
-    };
-    attend(keys.data(), values.data(), keys.size() / row_bytes);
-    for (const std::shared_ptr<const Built>& built : segments) {
-      const SegmentHead& segment = built->head;
-      const auto blocks = retrieved.find(segment.uid);
-      for (uint32_t c = 0; c < segment.cluster_count; ++c) {
-        const bool exact =
-            blocks != retrieved.end() && blocks->second.contains(segment.first_row[c]);
-        if (exact) {
-          attend(&built->keys[segment.first_row[c] * row_bytes],
-                 &built->values[segment.first_row[c] * row_bytes], segment.sizes[c]);
-        } else {
-          softmax.Add(shape_.softmax_scale * Dot(query, StoredCentroid(segment, c)) +
-                          std::log(segment.sizes[c]),
-                      StoredValueMean(segment, c).data());
-        }
+  AttendedRows attended(shape_.dtype, shape_.key_dim);
+  attended.AddRows(keys.data(), values.data(), keys.size() / row_bytes);
+  for (const std::shared_ptr<const Built>& built : segments) {
+    const SegmentHead& segment = built->head;
+    const auto blocks = retrieved.find(segment.uid);
+    for (uint32_t c = 0; c < segment.cluster_count; ++c) {
+      const size_t at = segment.first_row[c] * row_bytes;
+      if (blocks != retrieved.end() && blocks->second.contains(segment.first_row[c])) {
+        attended.AddRows(&built->keys[at], &built->values[at], segment.sizes[c]);
+      } else {
+        attended.AddMean(StoredCentroid(segment, c), StoredValueMean(segment, c),
+                         std::log(segment.sizes[c]));
       }
     }
-    const std::string wrong = softmax.Compare(out + g * shape_.value_dim, lse[g], kTolerance);
+  }
+  for (uint32_t g = 0; g < shape_.group_size(); ++g) {
+    const std::string wrong =
+        attended.Compare(queries.subspan(g * shape_.key_dim, shape_.key_dim), shape_.softmax_scale,
+                         out + g * shape_.value_dim, lse[g]);
     if (!wrong.empty()) return absl::StrCat("query head ", g, ": ", wrong);
   }
   return "";
@@ -333,14 +331,11 @@ std::string TestSequence::CheckExact(uint32_t layer, std::span<const float> quer
   const uint32_t dim = shape_.key_dim;
   for (uint32_t head = 0; head < shape_.query_head_count; ++head) {
     const HeadRows& rows = layers_[layer].rows[head / shape_.group_size()];
-    Softmax softmax(dim);
-    for (uint64_t i = 0; i < appended; ++i) {
-      const auto key = ToDouble(shape_.dtype, &rows.keys[i * shape_.key_bytes()], dim);
-      const auto value = ToDouble(shape_.dtype, &rows.values[i * shape_.value_bytes()], dim);
-      softmax.Add(shape_.softmax_scale * Dot(queries.subspan(head * dim, dim), key), value.data());
-    }
+    AttendedRows attended(shape_.dtype, dim);
+    attended.AddRows(rows.keys.data(), rows.values.data(), appended);
     const std::string wrong =
-        softmax.Compare(&result.out[size_t{head} * dim], result.lse[head], kTolerance);
+        attended.Compare(queries.subspan(head * dim, dim), shape_.softmax_scale,
+                         &result.out[size_t{head} * dim], result.lse[head]);
     if (!wrong.empty()) return absl::StrCat("query head ", head, ": ", wrong);
   }
   return "";
