@@ -149,10 +149,12 @@ class Sequence {
   // points into. From then on this process is watched: when it ends, so does the attachment.
   // Attend, Query and Estimate see what was appended there once it is stored; until DetachResident
   // an Attend with a new token is FailedPrecondition, and Insert and Truncate are while a step is
-  // under way. FailedPrecondition: what the sequence or the daemon lacks, with the cure (call
-  // BuildIndex first; not over TCP). Aborted: it is attached already. InvalidArgument: its shape,
-  // or an option, is none of a step on a GPU. ResourceExhausted: the wave buffer has no room.
-  // Unavailable: wavebufferd is away. Unimplemented: the daemon is older.
+  // under way. One of those that leaves more exact tokens than the ring holds ends the attachment,
+  // as ResidentStatus then says: build the index, attach again. FailedPrecondition: what the
+  // sequence or the daemon lacks, with the cure (call BuildIndex first; not over TCP). Aborted: it
+  // is attached already. InvalidArgument: its shape, or an option, is none of a step on a GPU.
+  // ResourceExhausted: the wave buffer has no room. Unavailable: wavebufferd is away.
+  // Unimplemented: the daemon is older.
   absl::StatusOr<ResidentAttachment> AttachResident(const ResidentOptions& options = {});
   // Its state once it has ended or its steady_first is above `steady_first_above`, or after `wait`.
   // The step that appends position p may be submitted when p - ring_rows < steady_first, rounded
