@@ -121,6 +121,22 @@ TEST_F(LoadedRegionTest, CountsAreThoseOfTheView) {
   EXPECT_EQ(manager().place().region_bytes, header->region_bytes);
 }
 
+// A round in which nothing happened is one reading of all states; one with news, a few calls for
+// all units together.
+TEST_F(LoadedRegionTest, RoundsAreFewCalls) {
+  const TurnTakingMemory& memory = harness_.memory();
+  const auto calls_of_a_round = [&] {
+    const uint64_t before = memory.reads() + memory.writes();
+    EXPECT_TRUE(manager().Poll().ok());
+    return memory.reads() + memory.writes() - before;
+  };
+  EXPECT_EQ(calls_of_a_round(), 1u);
+  (void)engine_.Run(0, tokens_.Queries());
+  EXPECT_LE(calls_of_a_round(), 4u);
+  for (int i = 0; i < 2; ++i) (void)calls_of_a_round();  // What retired is offered.
+  EXPECT_EQ(calls_of_a_round(), 1u);
+}
+
 TEST_F(LoadedRegionTest, NothingIsLoadedWhileAStepIsUnderWay) {
   engine_.Begin(0);
   EXPECT_EQ(*manager().Drained(), false);

@@ -27,12 +27,17 @@ class TurnTakingMemory : public BufferMemory {
     one_in_ = one_in;
   }
 
+  // Calls that went through.
+  uint64_t reads() const { return reads_; }
+  uint64_t writes() const { return writes_; }
+
   uint64_t bytes() const override { return memory_->bytes(); }
   absl::Status Zero(uint64_t offset, uint64_t bytes) override {
     return memory_->Zero(offset, bytes);
   }
   absl::Status Write(std::span<const ByteCopy> copies,
                      const std::optional<BufferWord>& word) override {
+    ++writes_;
     for (const size_t i : AnyOrder(copies.size())) {
       MaybeTurn();
       const absl::Status status = memory_->Write({&copies[i], 1});
@@ -43,6 +48,7 @@ class TurnTakingMemory : public BufferMemory {
   }
   absl::Status Scatter(std::span<const BufferEntry> entries,
                        std::span<const BufferWord> words) override {
+    ++writes_;
     absl::Status status;
     for (const BufferEntry& entry : entries) {
       MaybeTurn();
@@ -55,6 +61,7 @@ class TurnTakingMemory : public BufferMemory {
     return status;
   }
   absl::Status Read(std::span<const ByteRead> pieces) override {
+    ++reads_;
     absl::Status status;
     for (const size_t i : AnyOrder(pieces.size())) {
       const ByteRead& piece = pieces[i];
@@ -90,6 +97,7 @@ class TurnTakingMemory : public BufferMemory {
   std::function<void()> turn_;
   uint32_t one_in_ = 1;
   bool in_turn_ = false;
+  uint64_t reads_ = 0, writes_ = 0;
 };
 
 }  // namespace wavekv::resident
