@@ -141,8 +141,11 @@ absl::StatusOr<ResidentState> Sequence::ResidentStatus(uint64_t steady_first_abo
         [&](v1::WaveKV::Stub& stub, grpc::ClientContext* context, const Attachment&) {
           return stub.ResidentStatus(context, request, &reply);
         }));
-    WAVEKV_RETURN_IF_ERROR(impl_->NoteStored(request.sequence().generation(), reply.generation(),
-                                             reply.token_count()));
+    // An attachment that ended before a truncation counts tokens of the generation before.
+    if (reply.generation() == request.sequence().generation()) {
+      WAVEKV_RETURN_IF_ERROR(impl_->NoteStored(request.sequence().generation(), reply.generation(),
+                                               reply.token_count()));
+    }
     const bool wanted = reply.error_code() != 0 || reply.steady_first() > steady_first_above;
     if (wanted || left <= kOneWait) return StateOf(reply);
   }

@@ -88,6 +88,7 @@ class BufferStager : public Stager {
   absl::StatusOr<std::unique_ptr<ResidentSequence>> AttachResident(
       const TenantId& tenant, SequenceId sequence, const ModelShape& shape, uint64_t max_tokens,
       const ResidentOptions& options) override;
+  size_t Sweep() override;
   std::vector<WaveBufferStatus> Status() const override;
 
  private:
@@ -375,6 +376,19 @@ void BufferStager::AdmitLater(std::shared_ptr<SequenceRegion> region,
   };
   // A full queue costs hits of later steps, nothing else.
   (void)admitter_.TrySubmit(std::move(task));
+}
+
+size_t BufferStager::Sweep() {
+  std::vector<std::shared_ptr<const HeldBuffer>> buffers;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [name, tenant] : tenants_) {
+      if (tenant.held != nullptr) buffers.push_back(tenant.held);
+    }
+  }
+  size_t waiting = 0;
+  for (const auto& held : buffers) waiting += held->buffer->Sweep();
+  return waiting;
 }
 
 std::vector<WaveBufferStatus> BufferStager::Status() const {

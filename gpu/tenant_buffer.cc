@@ -112,7 +112,8 @@ size_t TenantBuffer::Sweep() {
   std::erase_if(late_, [this](const LateReturn& late) {
     const absl::StatusOr<bool> wiped = late.wipe();
     if (wiped.ok() && *wiped) Return(late.place);
-    return !wiped.ok() || *wiped;
+    // What failed for want of memory may work next time; a device that is gone has no next time.
+    return wiped.ok() ? *wiped : !absl::IsResourceExhausted(wiped.status());
   });
   return late_.size();
 }

@@ -52,8 +52,8 @@ absl::StatusOr<std::shared_ptr<OpenSequence>> OpenSequence::Open(
                   .windows = open->device_windows_.data(),
                   .sequence_id = attachment.sequence.value(),
                   .window_count = static_cast<uint32_t>(windows.size())};
-  open->ledger_ =
-      std::make_unique<TokenLedger>(attachment.token_count, view.steady_first, view.ring_rows);
+  open->ledger_ = std::make_unique<TokenLedger>(attachment.token_count, view.steady_first,
+                                                view.ring_rows, attachment.max_tokens);
   return open;
 }
 

@@ -43,7 +43,13 @@ class StreamMark {
   }
 
   // Whether the stream has come so far.
-  bool Passed() const { return cudaEventQuery(event_) == cudaSuccess; }
+  bool Passed() const {
+    if (event_ == nullptr) return false;
+    const cudaError_t passed = cudaEventQuery(event_);
+    // Not an error, but kept as the last one: whoever launches next would take it for its own.
+    if (passed == cudaErrorNotReady) (void)cudaGetLastError();
+    return passed == cudaSuccess;
+  }
 
  private:
   cudaEvent_t event_ = nullptr;

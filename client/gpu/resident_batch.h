@@ -35,15 +35,17 @@ using CudaStream = CUstream_st*;  // cudaStream_t; null: the legacy default stre
 struct ResidentModel {
   uint32_t layer_count = 0;
   uint32_t kv_head_count = 0;
-  uint32_t group_size = 0;         // Query heads of a KV head, 1 to 16.
-  uint32_t head_dim = 0;           // 64, 128 or 256, of keys and values.
-  DType dtype = DType::kBF16;      // Or kF16.
-  float softmax_scale = 0;         // Multiplies q.k.
-  uint32_t batch = 1;              // Entries, each a sequence or empty.
-  uint64_t max_tokens = 0;         // Of the longest sequence.
-  uint32_t cluster_capacity = 0;   // Of a head, a multiple of 16.
-  uint32_t segment_capacity = 0;   // Of a head.
-  uint32_t retrieve_capacity = 0;  // Clusters that a step of a head retrieves, sketched ones too.
+  uint32_t group_size = 0;        // Query heads of a KV head, 1 to 16.
+  uint32_t head_dim = 0;          // 64, 128 or 256, of keys and values.
+  DType dtype = DType::kBF16;     // Or kF16.
+  float softmax_scale = 0;        // Multiplies q.k.
+  uint32_t batch = 1;             // Entries, each a sequence or empty.
+  uint64_t max_tokens = 0;        // Of the longest sequence.
+  uint32_t cluster_capacity = 0;  // Of a head, a multiple of 16.
+  uint32_t segment_capacity = 0;  // Of a head.
+  // Clusters that a step of a head retrieves at most, sketched ones too; what a sequence's budget
+  // asks for beyond them is estimated.
+  uint32_t retrieve_capacity = 0;
 };
 
 // What became of an entry in the last token that has begun on the device.
@@ -128,8 +130,9 @@ class ResidentBatch {
   uint64_t RoomFor(uint32_t entry) const;
   // Tokens of the entry's sequence, those submitted included; 0 of an empty one.
   uint64_t TokensOf(uint32_t entry) const;
-  // As far as the device has come; never waits for it. An outcome other than kAttending leaves
-  // heads that have appended and others that have not: detach the sequence.
+  // As far as the device has come; never waits for it. What went wrong in any token stays. An
+  // outcome other than kAttending leaves heads that have appended and others that have not: detach
+  // the sequence.
   ResidentOutcome OutcomeOf(uint32_t entry) const;
 
  private:

@@ -138,9 +138,18 @@ absl::StatusOr<bool> AttachedSequence::Publish() {
     WAVEKV_ASSIGN_OR_RETURN(
         const ResidentLayer view,
         ShowLayer(snapshot, windows_, sequence_->Budget(layer), sequence_->spec().index.sketch));
+    const absl::StatusOr<bool> published = resident_->Publish(layer, view);
+    // Numbers of blocks that left the index are not free yet: the version that is there stays.
+    if (absl::IsResourceExhausted(published.status())) {
+      if (std::exchange(shown.refused_version, view.version) != view.version) {
+        Log(LogLevel::kInfo, "resident_version_waits",
+            {{"sequence", id().value()}, {"layer", layer}, {"error", published.status()}});
+      }
+      continue;
+    }
+    WAVEKV_RETURN_IF_ERROR(published.status());
+    if (!*published) continue;
     moved = true;
-    WAVEKV_ASSIGN_OR_RETURN(const bool published, resident_->Publish(layer, view));
-    if (!published) continue;
     shown.version = view.version;
     shown.steady_first = view.steady_first;
   }

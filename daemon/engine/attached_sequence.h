@@ -74,6 +74,7 @@ class AttachedSequence {
     uint64_t polled_count = 0;  // In place at the last look.
     uint64_t version = 0;
     uint64_t steady_first = 0;
+    uint64_t refused_version = 0;  // That the region had no numbers for, at the last look.
   };
 
   const std::shared_ptr<Sequence> sequence_;

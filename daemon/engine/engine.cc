@@ -184,7 +184,10 @@ absl::StatusOr<InsertOutcome> Engine::Insert(const TenantId& tenant, const Inser
   WAVEKV_ASSIGN_OR_RETURN(const RowBatch batch, ReadInsertChunk(sequence->shape(), chunk));
   const Generation generation = chunk.sequence.generation;
   if (const auto attached = impl_->residents.Find(sequence->id())) {
-    return attached->Insert(generation, batch, &impl_->compute_pool);
+    absl::StatusOr<InsertOutcome> outcome =
+        attached->Insert(generation, batch, &impl_->compute_pool);
+    impl_->residents.Notify();
+    return outcome;
   }
   return sequence->Append(generation, batch, AppendMode::kInsert, &impl_->compute_pool);
 }
@@ -248,10 +251,11 @@ absl::StatusOr<SequenceStatus> Engine::TruncateSequence(const TenantId& tenant,
                                                         uint64_t token_count) {
   WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
   const auto attached = impl_->residents.Find(sequence.id);
-  WAVEKV_RETURN_IF_ERROR((attached == nullptr
-                              ? found->Truncate(sequence.generation, token_count)
-                              : attached->Truncate(sequence.generation, token_count))
-                             .status());
+  const absl::StatusOr<Generation> bumped =
+      attached == nullptr ? found->Truncate(sequence.generation, token_count)
+                          : attached->Truncate(sequence.generation, token_count);
+  if (attached != nullptr) impl_->residents.Notify();
+  WAVEKV_RETURN_IF_ERROR(bumped.status());
   return found->Status();
 }
 

@@ -57,8 +57,9 @@ struct Engine::Impl {
   RecordingSet recordings;
   ThreadPool compute_pool;
   StepPriority steps;
-  Builder builder;         // Its threads end before what they use.
-  ResidentSync residents;  // Last, as it schedules builds.
+  Builder builder;  // Its threads end before what they use.
+  ResidentSync residents{
+      [this] { return stager == nullptr ? 0 : stager->Sweep(); }};  // Last, as it schedules builds.
 };
 
 }  // namespace wavekv

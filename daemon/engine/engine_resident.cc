@@ -39,6 +39,9 @@ class Engine::Impl::Attaching {
 absl::StatusOr<std::shared_ptr<AttachedSequence>> Engine::Impl::Attach(
     const std::shared_ptr<Sequence>& sequence, ClientId client, const ResidentOptions& region) {
   Attaching attaching(sequence.get());
+  ResidentOptions options = region;
+  options.segment_tokens = sequence->spec().index.segment_tokens;
+  options.small_segment_tokens = sequence->spec().index.small_segment_tokens;
   WAVEKV_ASSIGN_OR_RETURN(const std::vector<LayerSnapshot> layers,
                           sequence->SnapshotAll(Generation(0)));
   const std::shared_ptr<const Arena> own = sequence->memory()->arena();
@@ -48,7 +51,7 @@ absl::StatusOr<std::shared_ptr<AttachedSequence>> Engine::Impl::Attach(
   WAVEKV_ASSIGN_OR_RETURN(
       std::unique_ptr<ResidentSequence> resident,
       stager->AttachResident(sequence->tenant(), sequence->id(), sequence->shape(),
-                             sequence->spec().max_tokens, region));
+                             sequence->spec().max_tokens, options));
   auto attached = std::make_shared<AttachedSequence>(sequence, std::move(resident),
                                                      FindWindows(*pool, own, layers), client);
   attaching.Done();
@@ -129,7 +132,9 @@ absl::StatusOr<ResidentState> Engine::DetachResident(const TenantId& tenant, Cli
     return absl::AbortedError(
         absl::StrCat("sequence ", sequence.id.value(), " is attached by another client"));
   }
-  WAVEKV_RETURN_IF_ERROR(attached->Close(absl::CancelledError("its client has detached it")));
+  const absl::Status closed = attached->Close(absl::CancelledError("its client has detached it"));
+  impl_->residents.Notify();
+  WAVEKV_RETURN_IF_ERROR(closed);
   return attached->state();
 }
 

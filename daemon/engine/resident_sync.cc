@@ -8,10 +8,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kFastest(1);
 constexpr std::chrono::milliseconds kSlowest(32);
+constexpr std::chrono::milliseconds kSweepEvery(1000);
 
 }  // namespace
 
-ResidentSync::ResidentSync() : thread_([this] { Run(); }) {}
+ResidentSync::ResidentSync(std::function<size_t()> sweep)
+    : sweep_(std::move(sweep)), thread_([this] { Run(); }) {}
 
 ResidentSync::~ResidentSync() {
   {
@@ -27,6 +29,7 @@ void ResidentSync::Add(std::shared_ptr<AttachedSequence> attached) {
   {
     MutexLock lock(&mutex_);
     earlier = std::exchange(attachments_[attached->id()], attached);
+    sweep_due_ = true;
   }
   if (earlier != nullptr) Retire(earlier, absl::AbortedError("it was attached anew"));
   wake_.NotifyAll();
@@ -96,6 +99,11 @@ ResidentState ResidentSync::Wait(const AttachedSequence& attached, uint64_t abov
   return state;
 }
 
+void ResidentSync::Notify() {
+  MutexLock lock(&mutex_);
+  moved_.NotifyAll();
+}
+
 ResidentStats ResidentSync::Stats() const {
   MutexLock lock(&mutex_);
   ResidentStats stats;
@@ -110,20 +118,28 @@ ResidentStats ResidentSync::Stats() const {
 
 void ResidentSync::Run() {
   std::chrono::milliseconds pause = kFastest;
+  auto swept_at = std::chrono::steady_clock::now();
   for (;;) {
     std::vector<std::shared_ptr<AttachedSequence>> open;
     {
       MutexLock lock(&mutex_);
-      while (!stopping_ && (open = OpenLocked()).empty()) wake_.Wait(&mutex_);
+      while (!stopping_ && (open = OpenLocked()).empty() && !sweep_due_) wake_.Wait(&mutex_);
       if (stopping_) return;
     }
     bool moved = false;
     for (const auto& attached : open) moved |= attached->Round();
+    const bool some_open = !open.empty();
     open.clear();
+    bool sweep_due = true;
+    if (const auto now = std::chrono::steady_clock::now(); now - swept_at >= kSweepEvery) {
+      swept_at = now;
+      sweep_due = sweep_() > 0 || some_open;
+    }
     MutexLock lock(&mutex_);
+    sweep_due_ = sweep_due;
     if (moved) moved_.NotifyAll();
     pause = moved || waiting_ > 0 ? kFastest : std::min(2 * pause, kSlowest);
-    if (!stopping_) wake_.WaitFor(&mutex_, pause);
+    if (!stopping_) wake_.WaitFor(&mutex_, some_open ? pause : kSweepEvery);
   }
 }
 

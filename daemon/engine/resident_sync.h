@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <thread>
@@ -21,7 +22,9 @@ namespace wavekv {
 // and less often while nothing moves, and not at all when none is attached. Thread-safe.
 class ResidentSync {
  public:
-  ResidentSync();
+  // `sweep` gives back what closed attachments held and no step can touch any more, and returns how
+  // many still hold something; it is called about once a second until none does.
+  explicit ResidentSync(std::function<size_t()> sweep);
   ~ResidentSync();  // Closes all. No call may be running.
   ResidentSync(const ResidentSync&) = delete;
   ResidentSync& operator=(const ResidentSync&) = delete;
@@ -40,6 +43,8 @@ class ResidentSync {
   ResidentState Wait(const AttachedSequence& attached, uint64_t above,
                      std::chrono::milliseconds timeout);
 
+  // An attachment was closed or written: whoever waits looks again.
+  void Notify();
   ResidentStats Stats() const;
 
  private:
@@ -57,6 +62,8 @@ class ResidentSync {
   ResidentCounters retired_ ABSL_GUARDED_BY(mutex_);  // Of forgotten ones.
   uint32_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool sweep_due_ ABSL_GUARDED_BY(mutex_) = false;  // Something was attached since the last one.
+  const std::function<size_t()> sweep_;
   std::thread thread_;  // Last: it uses the rest.
 };
 

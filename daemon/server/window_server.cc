@@ -29,7 +29,9 @@ std::vector<std::string> WindowServer::Issue(int64_t uid, const ResidentGrant& g
   std::vector<std::string> tickets;
   MutexLock lock(&mutex_);
   // Of attachments that have ended, whose clients never came.
-  std::erase_if(offers_, [](const auto& offer) { return offer.second.arena.expired(); });
+  std::erase_if(offers_, [](const auto& offer) {
+    return offer.second.arena.expired() || offer.second.process.expired();
+  });
   for (const auto& arena : grant.windows) {
     tickets.push_back(RandomSecret());
     offers_[tickets.back()] = {uid, arena, grant.process};

@@ -12,7 +12,10 @@ static_assert(sizeof(HeadDescriptor) % sizeof(uint64_t) == 0 && kHeadWords <= kR
 
 // The host polls: it hears of what has changed only, as each word crosses the bus.
 __device__ void Report(const Resolve& resolve, uint32_t unit, uint32_t outcome) {
-  if (resolve.reported[unit] == outcome) return;
+  const uint32_t reported = resolve.reported[unit];
+  // What went wrong stays until the entry is another: the host does not look after every token.
+  const bool failed = static_cast<ResolveCode>(reported & 0xff) > ResolveCode::kOk;
+  if (reported == outcome || (failed && reported >> 8 == outcome >> 8)) return;
   resolve.reported[unit] = outcome;
   *const_cast<volatile uint32_t*>(resolve.outcomes + unit) = outcome;
 }

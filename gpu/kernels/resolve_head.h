@@ -198,16 +198,15 @@ WAVEKV_HOST_DEVICE inline ResolveCode CheckPublished(const resident::PublishedHe
     return ResolveCode::kMalformed;
   }
   const bool fits = published.cluster_count <= shape.cluster_capacity &&
-                    unit.segment_capacity <= shape.segment_capacity &&
-                    published.retrieve_count <= shape.retrieve_capacity;
+                    unit.segment_capacity <= shape.segment_capacity;
   return fits ? ResolveCode::kOk : ResolveCode::kDoesNotFit;
 }
 
 WAVEKV_HOST_DEVICE inline HeadDescriptor Describe(const resident::UnitLayout& unit, char* base,
                                                   const resident::PublishedHead& published,
                                                   uint64_t area, HeadState* state,
-                                                  uint64_t head_dim) {
-  const uint64_t row = 2 * head_dim;
+                                                  const ResolveShape& shape) {
+  const uint64_t row = 2 * uint64_t{shape.head_dim};
   HeadDescriptor head = {};
   head.sink_keys = base + unit.sink_offset;
   head.sink_values = base + unit.sink_offset + resident::kSinkRows * row;
@@ -238,7 +237,10 @@ WAVEKV_HOST_DEVICE inline HeadDescriptor Describe(const resident::UnitLayout& un
   head.slot_count = unit.slot_count;
   head.free_capacity = unit.slot_count;
   head.log_capacity = unit.log_capacity;
-  head.retrieve_count = published.retrieve_count;
+  // What a step has no room for is estimated.
+  head.retrieve_count = published.retrieve_count < shape.retrieve_capacity
+                            ? published.retrieve_count
+                            : shape.retrieve_capacity;
   head.value_scale_max = published.value_scale_max;
   return head;
 }
@@ -281,8 +283,7 @@ WAVEKV_HOST_DEVICE inline ResolvedHead ResolveHead(const ResolveEntry& entry,
     resolve_internal::StoreWord(&state->completed_epoch, started);
     return resolved;
   }
-  resolved.head =
-      resolve_internal::Describe(header.unit, base, published, area, state, shape.head_dim);
+  resolved.head = resolve_internal::Describe(header.unit, base, published, area, state, shape);
   resolved.segments.entries = base + header.unit.segments_offset;
   resolved.segments.means = reinterpret_cast<const float*>(base + header.unit.means_offset);
   resolved.segments.count = header.unit.segment_capacity;

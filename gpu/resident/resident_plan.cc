@@ -12,8 +12,7 @@
 namespace wavekv::resident {
 namespace {
 
-constexpr uint64_t kStretchTokens = 8192;   // What is clustered into one segment in the end.
-constexpr uint64_t kSegmentsBeside = 20;    // Small ones of the stretch at hand, and replaced ones.
+constexpr uint64_t kSegmentsBeside = 12;    // Those that are replaced, and of the next version.
 constexpr uint64_t kClustersMax = 389'120;  // That the step's selection holds.
 constexpr uint32_t kRingAlignRows = 256;
 constexpr uint32_t kRingRowsMax = 1u << 20;
@@ -48,6 +47,11 @@ absl::Status CheckShape(const ModelShape& shape) {
 }
 
 absl::Status CheckOptions(const ResidentOptions& options) {
+  if (options.segment_tokens == 0 || options.small_segment_tokens == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("segment_tokens is ", options.segment_tokens, " and small_segment_tokens ",
+                     options.small_segment_tokens, ", allowed: at least 1"));
+  }
   if (!(options.cache_ratio >= 0 && options.cache_ratio <= 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("cache_ratio is ", options.cache_ratio, ", allowed: 0 to 1"));
@@ -66,8 +70,9 @@ constexpr uint64_t ClustersOf(uint64_t tokens) { return tokens / 10 + 1; }
 // Fills what is counted; `max_tokens` is bounded.
 UnitLayout CountUnit(uint64_t max_tokens, const ResidentOptions& options) {
   // Beside the index: the segments of a version that is replaced and of the next.
-  const uint64_t tokens = max_tokens + 2 * kStretchTokens;
-  const uint64_t segments = max_tokens / kStretchTokens + kSegmentsBeside;
+  const uint64_t tokens = max_tokens + 2 * options.segment_tokens;
+  const uint64_t segments = max_tokens / options.segment_tokens +
+                            options.segment_tokens / options.small_segment_tokens + kSegmentsBeside;
   UnitLayout unit = {};
   unit.segment_capacity = static_cast<uint32_t>(segments);
   unit.cluster_capacity = static_cast<uint32_t>(

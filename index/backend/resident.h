@@ -19,6 +19,9 @@ namespace wavekv {
 struct ResidentOptions {
   double cache_ratio = 0.05;  // Of the payload of max_tokens, for the block cache.
   uint32_t ring_rows = 2304;  // Exact tokens of a unit; multiple of 256.
+  // How the index is cut: a segment, and the small ones that become one in the end.
+  uint32_t segment_tokens = 8192;
+  uint32_t small_segment_tokens = 1024;
 };
 
 // A segment of one KV head and where its rows lie for the client.

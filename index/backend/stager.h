@@ -119,6 +119,10 @@ class Stager {
       const TenantId& tenant, SequenceId sequence, const ModelShape& shape, uint64_t max_tokens,
       const ResidentOptions& options) = 0;
 
+  // Gives back what closed resident sequences held and no kernel can touch any more; returns how
+  // many still hold something.
+  virtual size_t Sweep() = 0;
+
   virtual std::vector<WaveBufferStatus> Status() const = 0;
 };
 

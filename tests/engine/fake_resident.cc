@@ -29,6 +29,16 @@ void FakeRegion::SetStatus(absl::Status status) {
   status_ = std::move(status);
 }
 
+void FakeRegion::SetLoadStatus(absl::Status status) {
+  MutexLock lock(&mutex_);
+  load_status_ = std::move(status);
+}
+
+void FakeRegion::SetPublishStatus(absl::Status status) {
+  MutexLock lock(&mutex_);
+  publish_status_ = std::move(status);
+}
+
 void FakeRegion::SetBusy(bool busy) {
   MutexLock lock(&mutex_);
   busy_ = busy;
@@ -74,6 +84,7 @@ class FakeResident : public ResidentSequence {
   absl::Status Load(uint32_t layer, const ResidentLayer& view) override {
     MutexLock lock(&region_->mutex_);
     WAVEKV_RETURN_IF_ERROR(region_->status_);
+    WAVEKV_RETURN_IF_ERROR(region_->load_status_);
     region_->CheckView(view);
     if (region_->stepping_) return absl::FailedPreconditionError("steps are under way");
     if (view.token_count - view.steady_first > region_->options_.ring_rows) {
@@ -101,6 +112,7 @@ class FakeResident : public ResidentSequence {
     region_->Check(view.version > state.shown.version, "no newer version");
     region_->Check(view.steady_first >= state.shown.steady_first, "the ring grows backwards");
     region_->Check(view.steady_first <= state.token_count, "clustered what is not there");
+    WAVEKV_RETURN_IF_ERROR(region_->publish_status_);
     if (region_->busy_) return false;
     state.shown = view;
     ++state.publications;

@@ -27,6 +27,9 @@ class FakeRegion {
   void SetStepping(bool stepping);
   // Every transfer fails so from now on.
   void SetStatus(absl::Status status);
+  // Loads, respectively publications, are refused so from now on.
+  void SetLoadStatus(absl::Status status);
+  void SetPublishStatus(absl::Status status);
   // Whether publications must wait for steps from now on.
   void SetBusy(bool busy);
 
@@ -58,6 +61,8 @@ class FakeRegion {
   std::vector<Layer> layers_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::vector<Row>> rows_ ABSL_GUARDED_BY(mutex_);  // Since the layer's last Load.
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  absl::Status load_status_ ABSL_GUARDED_BY(mutex_);
+  absl::Status publish_status_ ABSL_GUARDED_BY(mutex_);
   bool stepping_ ABSL_GUARDED_BY(mutex_) = false;
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   std::string complaints_ ABSL_GUARDED_BY(mutex_);

@@ -90,6 +90,7 @@ class FakeStager : public Stager {
     return CreateFakeResident(std::move(region));
   }
 
+  size_t Sweep() override { return 0; }
   std::vector<WaveBufferStatus> Status() const override {
     MutexLock lock(&buffer_->mutex_);
     WaveBufferStatus status;

@@ -311,22 +311,37 @@ TEST_F(ResidentTest, WritesTakeADrainedStreamAndAreShown) {
 }
 
 TEST_F(ResidentTest, AWriteThatCannotBeShownEndsTheAttachment) {
-  const TokenData data(shape(), 2400, FreshSeed());
+  const TokenData data(shape(), 1600, FreshSeed());
   const SequenceRef sequence = Filled(data, 1500);
   Attach(sequence);
-  Insert(sequence, data, 1500, 2400 - 1500);
-  // In place or not, by then: segments are cut in the background.
+  RegionOf(sequence)->SetLoadStatus(absl::FailedPreconditionError("more than the ring holds"));
+  Insert(sequence, data, 1500, 100);
   const absl::Status attached = State(sequence).attached;
-  if (!attached.ok()) {
-    EXPECT_EQ(attached.code(), absl::StatusCode::kFailedPrecondition) << attached;
-    EXPECT_THAT(std::string(attached.message()), HasSubstr("cannot be shown"));
-  }
-  EXPECT_EQ(StatusOf(sequence).token_count, 2400u);
-  Build(sequence);
-  if (!attached.ok()) {
-    Attach(sequence);
-    EXPECT_TRUE(State(sequence).attached.ok());
-  }
+  EXPECT_EQ(attached.code(), absl::StatusCode::kFailedPrecondition) << attached;
+  EXPECT_THAT(std::string(attached.message()), HasSubstr("cannot be shown"));
+  EXPECT_EQ(StatusOf(sequence).token_count, 1600u);
+  Attach(sequence);
+  EXPECT_TRUE(State(sequence).attached.ok());
+}
+
+TEST_F(ResidentTest, AVersionWithoutNumbersIsTriedAgain) {
+  const TokenData data(shape(), 4000, FreshSeed());
+  const SequenceRef sequence = Filled(data, 1500);
+  Attach(sequence);
+  const auto region = RegionOf(sequence);
+  const uint64_t before = State(sequence).steady_first;
+  region->SetPublishStatus(absl::ResourceExhaustedError("no free numbers"));
+  StepUpTo(sequence, data, 1500, 1900);
+  WaitStored(sequence, 1900);
+  WaitIdle(sequence);
+  EXPECT_TRUE(State(sequence).attached.ok()) << State(sequence).attached;
+  EXPECT_EQ(State(sequence).steady_first, before);
+  region->SetPublishStatus(absl::OkStatus());
+  const auto state = engine_->ResidentStatus(kTenant, sequence, before, std::chrono::seconds(20));
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_TRUE(state->attached.ok()) << state->attached;
+  EXPECT_GT(state->steady_first, before);
+  EXPECT_EQ(region->complaints(), "");
 }
 
 TEST_F(ResidentTest, OnlyStepsAppendAndReadsGoOn) {

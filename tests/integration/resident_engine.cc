@@ -43,8 +43,8 @@ ModelShape ResidentShape() {
 client::SequenceOptions ResidentSequenceOptions(uint64_t max_tokens) {
   client::SequenceOptions options;
   options.shape = ResidentShape();
-  options.index.segment_tokens = 1024;
-  options.index.small_segment_tokens = 256;
+  options.index.segment_tokens = kResidentSegmentTokens;
+  options.index.small_segment_tokens = kResidentSmallSegmentTokens;
   options.index.budget = client::Budget::Ratio(1.0);
   options.max_tokens = max_tokens;
   options.label = "resident";

@@ -19,6 +19,8 @@ namespace wavekv::integration {
 // bf16, keys and values of 64, two layers; segments of 1,024 tokens and small ones of 256, so that
 // a few hundred tokens make several versions. All clusters are retrieved: a step is exact.
 ModelShape ResidentShape();
+inline constexpr uint32_t kResidentSegmentTokens = 1024;
+inline constexpr uint32_t kResidentSmallSegmentTokens = 256;
 client::SequenceOptions ResidentSequenceOptions(uint64_t max_tokens);
 // A ring of 512 tokens.
 client::ResidentOptions ResidentRegionOptions();

@@ -242,8 +242,11 @@ TEST_F(ResidentPathTest, AForkReadsItsParentsRowsThroughASecondWindow) {
 TEST_F(ResidentPathTest, AnEngineKilledInMidStepGivesItsRegionBackOnlyThen) {
   const uint64_t seed = FreshSeed();
   // Room for one region and not for two.
-  const auto plan =
-      resident::PlanResident(ResidentShape(), 4096, {.cache_ratio = 0.5, .ring_rows = 512});
+  const auto plan = resident::PlanResident(ResidentShape(), 4096,
+                                           {.cache_ratio = 0.5,
+                                            .ring_rows = 512,
+                                            .segment_tokens = kResidentSegmentTokens,
+                                            .small_segment_tokens = kResidentSmallSegmentTokens});
   ASSERT_OK(StatusOf(plan));
   StartDaemons({absl::StrCat("--wave_buffer_bytes=",
                              plan->region_bytes * 3 / 2 + TenantBuffer::BytesMin(1024))});

@@ -217,6 +217,22 @@ def test_a_step_over_nothing_is_an_error(address, model, device):
         small.generate(model, small.make_prompts(1, 30), cache, 8)
 
 
+def test_a_last_token_over_nothing_is_an_error_when_the_cache_is_closed(address, model, device):
+    cache = WaveKVCache(model.config, address)
+    small.generate(model, small.make_prompts(2, 30), cache, 4)
+    device.outcome = "does not fit"
+    with pytest.raises(wavekv.UnavailableError, match="row 0 attended over nothing"):
+        cache.close()
+    assert not device.attached
+
+
+def test_what_came_of_nothing_is_not_gone_on_with(address, model, device):
+    device.outcome = "malformed"
+    cache = WaveKVCache(model.config, address, fallback=True)
+    with pytest.raises(wavekv.UnavailableError, match="attended over nothing"):
+        small.generate(model, small.make_prompts(1, 30), cache, 8)
+
+
 def test_a_daemon_that_fails_leaves_exact_attention(address, model, device):
     device.room = 3
     device.states = [state(0, wavekv.UnavailableError("the daemon is gone"))]

@@ -351,7 +351,8 @@ TEST_F(ResidentBatchTest, WhatCannotBeIsToldApart) {
   const uint64_t published = large.attachment.region_offset + large.header.units_offset +
                              unit * large.header.unit.unit_bytes +
                              large.header.unit.published_offset + sizeof(resident::PublishedHead);
-  host_->Write(published + offsetof(resident::PublishedHead, retrieve_count), uint32_t{10'000});
+  host_->Write(published + offsetof(resident::PublishedHead, cluster_count),
+               large.header.unit.cluster_capacity);
   MakeInputs({nullptr, nullptr, nullptr});
   RunToken();
   EXPECT_EQ(batch_->OutcomeOf(0), ResidentOutcome::kMalformed);

@@ -143,7 +143,7 @@ TEST(CheckAttachmentTest, NamesWhatDiffers) {
 TEST(TokenLedgerTest, GrantsWhatTheKernelTakes) {
   for (uint64_t steady_first = 0; steady_first < 40; ++steady_first) {
     constexpr uint32_t kRing = 16;
-    TokenLedger ledger(steady_first + 3, steady_first, kRing);
+    TokenLedger ledger(steady_first + 3, steady_first, kRing, 1000);
     const uint64_t oldest = steady_first / gpu::kBlockRows * gpu::kBlockRows;
     while (ledger.Room() > 0) {
       ASSERT_LT(ledger.tokens() - oldest, kRing);
@@ -158,6 +158,8 @@ TEST(TokenLedgerTest, GrantsWhatTheKernelTakes) {
     EXPECT_EQ(ledger.Room(), gpu::kBlockRows);
     ledger.Reset(10, 4);
     EXPECT_EQ(ledger.tokens(), 10u);
+    EXPECT_EQ(TokenLedger(40, 36, kRing, 43).Room(), 3u);  // What the daemon stores at most.
+    EXPECT_EQ(TokenLedger(43, 36, kRing, 43).Room(), 0u);
     EXPECT_EQ(ledger.Room(), kRing - 10u);
   }
 }

@@ -238,8 +238,6 @@ TEST_F(ResolveHeadTest, ARefusedStepIsNoneAndItsEpochPasses) {
        [&] { shape_.cluster_capacity = published.cluster_count - kClusterPad; }},
       {"segments beyond the step's", large,
        [&] { shape_.segment_capacity = header.unit.segment_capacity - 1; }},
-      {"retrieves more than the step", large,
-       [&] { published.retrieve_count = shape_.retrieve_capacity + 1; }},
   };
   const resident::PublishedHead sound_published = published;
   const HeadState sound_state = state;
@@ -260,6 +258,10 @@ TEST_F(ResolveHeadTest, ARefusedStepIsNoneAndItsEpochPasses) {
     shape_ = sound_shape;
   }
   EXPECT_EQ(ResolveHead(entry_, shape_, 1).code, ResolveCode::kOk);
+  published.retrieve_count = shape_.retrieve_capacity + 1;
+  const ResolvedHead bounded = ResolveHead(entry_, shape_, 1);
+  EXPECT_EQ(bounded.code, ResolveCode::kOk);
+  EXPECT_EQ(bounded.head.retrieve_count, shape_.retrieve_capacity);
 }
 
 TEST_F(ResolveHeadTest, AnEntryOfASegmentThatCannotBeHasNoRows) {

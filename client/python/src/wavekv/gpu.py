@@ -5,9 +5,11 @@
     batch = gpu.ResidentBatch(shape, max_tokens=131072, batch=2)
     attachment = sequence.attach_resident()  # after sequence.build_index()
     batch.set_sequence(0, batch.open(attachment), stream)
+    covered = 0
     while decoding:
-        if batch.room(0) == 0:
-            batch.note_covered(0, sequence.resident_status(covered, wait=10).steady_first)
+        while batch.room(0) == 0:
+            covered = sequence.resident_status(covered, wait=10).steady_first
+            batch.note_covered(0, covered)
         batch.reserve_token()
         batch.begin_token(stream)
         for layer in range(shape.layers):

@@ -14,6 +14,7 @@ from wavekv.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
     UnavailableError,
+    WaveKVError,
 )
 from wavekv.session import Sequence
 from wavekv.types import Budget, ModelShape
@@ -29,6 +30,10 @@ _REFUSALS = (
 )
 # Seconds that one question to the daemon may wait for its index to move on.
 _WAIT = 1.0
+
+
+class LostStepError(UnavailableError):
+    """A token was attended over nothing: what the model made of it since is wrong."""
 
 
 def on_gpu(states: torch.Tensor) -> bool:
@@ -61,6 +66,7 @@ class ResidentSteps:
         self._batch = _new_batch(shape, max_tokens, len(sequences))
         self._covered = [0] * len(sequences)
         self.region_bytes = 0
+        self._last_stream: Any = None  # Of the steps.
         with contextlib.ExitStack() as undo:
             for entry, sequence in enumerate(sequences):
                 attachment = sequence.attach_resident()
@@ -78,6 +84,7 @@ class ResidentSteps:
         queries [batch, query_heads, 1, dim], keys and values [batch, kv_heads, 1, dim], on the GPU.
         Returns [batch, query_heads, 1, dim] of their dtype. Layers come in order, 0 first.
         """
+        self._last_stream = self._stream()
         if layer == 0:
             self._begin_token()
         q, k, v = (states.detach()[:, :, 0].contiguous() for states in (queries, keys, values))
@@ -87,26 +94,47 @@ class ResidentSteps:
         return out[:, :, None]
 
     def leave(self) -> None:
-        """Waits for the stream; what was appended is stored, and the sequences are detached."""
-        self._stream().synchronize()
-        for entry in range(len(self._sequences)):
-            self._batch.set_sequence(entry, None, self._stream())
-        for sequence in self._sequences:
-            sequence.detach_resident()
+        """Waits for the stream; what was appended is stored, and the sequences are detached.
+
+        Raises the first error, when all that can be is detached: LostStepError if the last token
+        was attended over nothing.
+        """
+        stream = self._last_stream or self._stream()
+        stream.synchronize()
+        errors: list[Exception] = []
+        for entry, sequence in enumerate(self._sequences):
+            for call in (
+                lambda entry=entry, sequence=sequence: self._check(entry, sequence),
+                lambda entry=entry: self._batch.set_sequence(entry, None, stream),
+                sequence.detach_resident,
+            ):
+                try:
+                    call()
+                except (WaveKVError, ValueError) as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _begin_token(self) -> None:
         for entry, sequence in enumerate(self._sequences):
-            outcome = self._batch.outcome(entry)
-            if outcome not in ("pending", "attending"):
-                ended = sequence.resident_status().ended
-                raise UnavailableError(
-                    f"row {entry} attended over nothing in an earlier token: its region is "
-                    f"{outcome}" + (f" ({ended})" if ended else "")
-                )
+            self._check(entry, sequence)
             if self._batch.room(entry) == 0:
                 self._wait_for_room(entry, sequence)
         self._batch.reserve_token()
         self._batch.begin_token(self._stream())
+
+    def _check(self, entry: int, sequence: Sequence) -> None:
+        outcome = self._batch.outcome(entry)
+        if outcome in ("pending", "attending"):
+            return
+        try:
+            ended = sequence.resident_status().ended
+        except WaveKVError as error:
+            ended = error
+        raise LostStepError(
+            f"row {entry} attended over nothing in an earlier token: its region is "
+            f"{outcome}" + (f" ({ended})" if ended else "")
+        )
 
     def _wait_for_room(self, entry: int, sequence: Sequence) -> None:
         end = time.monotonic() + self._deadline

@@ -9,7 +9,7 @@ import torch
 
 from wavekv.errors import WaveKVError
 from wavekv.session import AttendItem, Sequence, Session
-from wavekv.transformers.resident import ResidentSteps, on_gpu, try_resident
+from wavekv.transformers.resident import LostStepError, ResidentSteps, on_gpu, try_resident
 from wavekv.types import Attention, Budget, IndexOptions, ModelShape, StepCounters
 
 
@@ -198,12 +198,22 @@ class Rows:
         return copy
 
     def close(self) -> None:
-        """Gives the sequences back; a daemon that is away lets their lease end instead."""
-        with contextlib.suppress(WaveKVError):
+        """Gives the sequences back; a daemon that is away lets their lease end instead.
+
+        Raises LostStepError when the last token on a GPU was attended over nothing.
+        """
+        lost: LostStepError | None = None
+        try:
             self._leave()
+        except LostStepError as error:
+            lost = error
+        except WaveKVError:
+            pass  # Of a daemon that is away.
         for sequence in self._sequences:
             with contextlib.suppress(WaveKVError):
                 sequence.close()
+        if lost is not None:
+            raise lost
 
     def _leave(self) -> None:
         resident, self._resident = self._resident, None

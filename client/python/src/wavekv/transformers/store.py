@@ -15,6 +15,7 @@ from wavekv.errors import FailedPreconditionError, WaveKVError, from_status
 from wavekv.session import Session
 from wavekv.transformers.masks import first_columns
 from wavekv.transformers.models import UnsupportedModelError, dtype_name
+from wavekv.transformers.resident import LostStepError
 from wavekv.transformers.rows import RowOptions, Rows
 from wavekv.types import Budget, ModelShape
 
@@ -120,6 +121,9 @@ class Store:
                     return answer.transpose(1, 2).to(query.device, query.dtype)
             except UnsupportedModelError:
                 raise  # The caller's doing, not the daemon's.
+            except LostStepError as error:
+                self._fallback = False  # What is here was made of a wrong token.
+                self.lose(error, f"in layer {layer}")
             except WaveKVError as error:
                 self.lose(error, f"in layer {layer}")
         assert everything is not None  # A prefill, or kept for the fallback.
