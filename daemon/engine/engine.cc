@@ -320,6 +320,8 @@ EngineStats Engine::Stats() const {
   return stats;
 }
 
+bool Engine::has_stager() const { return impl_->stager != nullptr; }
+
 std::vector<SequenceStatus> Engine::ListSequences(const TenantId& tenant, SequenceId after,
                                                   uint32_t limit) const {
   std::vector<SequenceStatus> statuses;

@@ -81,6 +81,9 @@ class Engine {
       std::unique_ptr<Stager> stager);  // May be null.
   ~Engine();  // Cancels and joins background work. No call may be running.
 
+  // Whether it was made with a stager.
+  bool has_stager() const;
+
   // Reserves memory for max_tokens or refuses with ResourceExhausted (after evicting idle
   // sequences that outlived their owner and are not pinned).
   absl::StatusOr<SequenceStatus> CreateSequence(const TenantId& tenant, ClientId owner,

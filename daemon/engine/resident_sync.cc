@@ -12,16 +12,17 @@ constexpr std::chrono::milliseconds kSweepEvery(1000);
 
 }  // namespace
 
-ResidentSync::ResidentSync(std::function<size_t()> sweep)
-    : sweep_(std::move(sweep)), thread_([this] { Run(); }) {}
+ResidentSync::ResidentSync(std::function<size_t()> sweep) : sweep_(std::move(sweep)) {}
 
 ResidentSync::~ResidentSync() {
+  std::thread thread;
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
+    thread.swap(thread_);
   }
   wake_.NotifyAll();
-  thread_.join();
+  if (thread.joinable()) thread.join();
 }
 
 void ResidentSync::Add(std::shared_ptr<AttachedSequence> attached) {
@@ -30,6 +31,7 @@ void ResidentSync::Add(std::shared_ptr<AttachedSequence> attached) {
     MutexLock lock(&mutex_);
     earlier = std::exchange(attachments_[attached->id()], attached);
     sweep_due_ = true;
+    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { Run(); });
   }
   if (earlier != nullptr) Retire(earlier, absl::AbortedError("it was attached anew"));
   wake_.NotifyAll();

@@ -64,7 +64,7 @@ class ResidentSync {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool sweep_due_ ABSL_GUARDED_BY(mutex_) = false;  // Something was attached since the last one.
   const std::function<size_t()> sweep_;
-  std::thread thread_;  // Last: it uses the rest.
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);  // From the first attachment on.
 };
 
 }  // namespace wavekv

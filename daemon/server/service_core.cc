@@ -22,7 +22,10 @@ ServiceCore::ServiceCore(const ServerOptions& server_options, Engine* served_eng
                  .queue_max = kQueueMax}),
       slow_lane({.thread_count = kSlowThreads, .name = "wavekv-slow", .queue_max = kQueueMax}),
       build_lane({.thread_count = kBuildThreads, .name = "wavekv-build", .queue_max = kQueueMax}),
-      wait_lane({.thread_count = kWaitThreads, .name = "wavekv-wait", .queue_max = kQueueMax}),
+      // Without a wave buffer there is nothing to wait for.
+      wait_lane({.thread_count = engine->has_stager() ? kWaitThreads : 0,
+                 .name = "wavekv-wait",
+                 .queue_max = kQueueMax}),
       record_lane({.thread_count = static_cast<int>(server_options.recordings_max) + 1,
                    .name = "wavekv-record",
                    .queue_max = kQueueMax}) {}
@@ -34,7 +37,7 @@ ThreadPool* ServiceCore::lane(Lane lane) {
     case Lane::kBuild:
       return &build_lane;
     case Lane::kWait:
-      return &wait_lane;
+      return wait_lane.thread_count() > 0 ? &wait_lane : &step_lane;
     default:
       return &step_lane;
   }
