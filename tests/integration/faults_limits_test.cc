@@ -26,9 +26,8 @@ TEST_F(FaultsLimitsTest, ThirtyTwoClientsOnOneCpu) {
   // Fewer than clients: the others go over gRPC.
   constexpr int kChannels = 8;
   // What one CPU's worth of workers, builders, gRPC's pollers and timers come to, with a margin,
-  // five that serve recordings, and a thread for each channel; a thread per client, or per client
-  // and CPU, would pass it.
-  constexpr int kThreadsMax = 40 + 5 + kChannels;
+  // and a thread for each channel; a thread per client, or per client and CPU, would pass it.
+  constexpr int kThreadsMax = 40 + kChannels;
   Start({.wave_buffer = false,
          .wavekvd_flags = {absl::StrCat("--data_channels_max=", kChannels)},
          .cpu = 0});
