@@ -1,11 +1,8 @@
 """Steps on a GPU as the cache takes them: when it attaches and leaves, and what errors it makes.
 
-No GPU here: a stand-in for wavekv.gpu.ResidentBatch attends through the daemon instead. What the
-kernels compute is for the tests of client/gpu.
+No GPU here: a stand-in attends (resident_stand_in.py). What the kernels compute is for the tests of
+client/gpu.
 """
-
-import functools
-import types
 
 import pytest
 
@@ -14,104 +11,8 @@ pytest.importorskip("transformers")
 
 import torch_models as small  # noqa: E402
 import wavekv  # noqa: E402
-from wavekv.session import Sequence  # noqa: E402
-from wavekv.transformers import WaveKVCache, resident, rows  # noqa: E402
-
-
-class StandIn:
-    """A device: which sequences are attached, and what a batch of them is asked for."""
-
-    def __init__(self):
-        self.attached = set()
-        self.attachments = 0
-        self.tokens_begun = 0
-        self.room = 10**9
-        self.outcome = "attending"
-        self.refuses = {}  # By the number of the attachment: an exception.
-        self.states = []  # What the daemon says next, when it is asked.
-
-    def attach(self, sequence):
-        self.attachments += 1
-        if self.attachments in self.refuses:
-            raise self.refuses[self.attachments]
-        assert sequence not in self.attached
-        self.attached.add(sequence)
-        return types.SimpleNamespace(sequence=sequence, region_bytes=1000)
-
-    def detach(self, sequence):
-        self.attached.remove(sequence)
-
-    def status(self, sequence, steady_first_above=0, wait=0.0):
-        del sequence, wait
-        return self.states.pop(0) if self.states else state(steady_first_above)
-
-
-class StandInBatch:
-    device = None
-
-    def __init__(self, device, batch):
-        self._device = device
-        self._entries = [None] * batch
-
-    def open(self, attachment):
-        return attachment
-
-    def set_sequence(self, entry, opened, stream):
-        del stream
-        self._entries[entry] = opened
-
-    def outcome(self, entry):
-        del entry
-        return self._device.outcome
-
-    def room(self, entry):
-        del entry
-        return self._device.room
-
-    def tokens(self, entry):
-        return self._entries[entry].sequence.token_count()
-
-    def note_covered(self, entry, steady_first):
-        del entry
-        self._device.room = steady_first
-
-    def reserve_token(self):
-        assert self._device.room > 0
-        self._device.room -= 1
-
-    def begin_token(self, stream):
-        del stream
-        self._device.tokens_begun += 1
-
-    def attend(self, layer, queries, out, lse, stream, *, keys, values):
-        del stream
-        for entry, opened in enumerate(self._entries):
-            assert opened.sequence in self._device.attached
-            one = opened.sequence.attend(layer, queries[entry], keys[entry], values[entry])
-            out[entry], lse[entry] = torch.from_numpy(one.out), torch.from_numpy(one.lse)
-
-
-def state(steady_first, ended=None):
-    return types.SimpleNamespace(steady_first=steady_first, ended=ended)
-
-
-@pytest.fixture
-def device(monkeypatch):
-    stand_in = StandIn()
-    stream = types.SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(rows, "on_gpu", lambda states: True)
-    monkeypatch.setattr(
-        resident, "_new_batch", lambda shape, max_tokens, batch: StandInBatch(stand_in, batch)
-    )
-    monkeypatch.setattr(resident.ResidentSteps, "_stream", lambda self: stream)
-    for name, call in {
-        "attach_resident": stand_in.attach,
-        "detach_resident": stand_in.detach,
-        "resident_status": stand_in.status,
-    }.items():
-        method = functools.partialmethod(lambda self, call, *a, **k: call(self, *a, **k), call)
-        monkeypatch.setattr(Sequence, name, method, raising=False)
-    return stand_in
+from resident_stand_in import device, state  # noqa: E402, F401
+from wavekv.transformers import WaveKVCache  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 from wavekv.transformers.attention import wavekv_attention
 from wavekv.transformers.cache import WaveKVCache
+from wavekv.transformers.captured import CapturedPass
 from wavekv.transformers.models import SUPPORTED_MODELS, UnsupportedModelError, model_shape
 
 ATTENTION = "wavekv"
@@ -28,6 +29,7 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 __all__ = [
     "ATTENTION",
+    "CapturedPass",
     "SUPPORTED_MODELS",
     "UnsupportedModelError",
     "WaveKVCache",

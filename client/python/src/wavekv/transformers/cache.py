@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 import weakref
@@ -12,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from wavekv.errors import InvalidArgumentError
 from wavekv.session import Sequence, Session, connect
+from wavekv.transformers.captured import CapturedPass
 from wavekv.transformers.models import UnsupportedModelError, model_shape, switch_tokens
 from wavekv.transformers.rows import RowOptions
 from wavekv.transformers.states import NOT_COMPILED, NewStates
@@ -186,6 +188,22 @@ class WaveKVCache(Cache):
     def failure(self) -> Exception | None:
         """Why the daemon is used no more; None while it is."""
         return self._store.failure
+
+    def capturing(self) -> contextlib.AbstractContextManager[CapturedPass]:
+        """Inside it one pass of the model, of one token a row, goes into a CUDA graph, uncounted:
+
+            with cache.capturing() as captured, torch.cuda.graph(graph):
+                logits = model(token, position_ids=position, past_key_values=cache).logits
+
+        Then `captured.advance()` before each `graph.replay()`. token and position [batch, 1] are
+        tensors that the caller writes between replays; without position_ids the graph would repeat
+        one position. No attention_mask: padding is known from the prompt. The rows must be on the
+        GPU already, which they are after one token without a graph.
+
+        Raises FailedPreconditionError when they are not, with fallback=True, and for anything else
+        than that pass; UnsupportedModelError for a mask.
+        """
+        return self._store.capturing()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Makes row i what row beam_idx[i] was: forks in the daemon share what is stored."""

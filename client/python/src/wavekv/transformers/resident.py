@@ -47,11 +47,25 @@ def _new_batch(shape: ModelShape, max_tokens: int, batch: int) -> Any:
     return gpu.ResidentBatch(shape, max_tokens, batch)
 
 
+class _Ordered:
+    """A tensor that the current stream has made, lent to that stream: asked for another, torch would
+    record an event and wait for it, since it does not know its own stream by the handle."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.__dlpack_device__ = tensor.__dlpack_device__
+
+    def __dlpack__(self, *, stream: int | None = None) -> Any:
+        del stream
+        return self._tensor.__dlpack__(stream=-1)
+
+
 class ResidentSteps:
     """Sequences attached to the GPU, until `leave`. One thread at a time.
 
-    Nothing here waits for the device but `leave`; nothing asks the daemon but making it, `leave`,
-    and a token for which a sequence's ring of exact tokens has no room.
+    A token is `reserve` on the host and then kernels, which a CUDA graph may hold. Nothing here
+    waits for the device but `leave`; nothing asks the daemon but making it, `leave`, and a token for
+    which a sequence's ring of exact tokens has no room.
 
     Attributes:
       region_bytes: of GPU memory that the sequences hold.
@@ -76,21 +90,38 @@ class ResidentSteps:
                 self._batch.set_sequence(entry, opened, self._stream())
             undo.pop_all()
 
-    def step(
-        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        """Appends one token to each sequence's layer and attends, behind what is queued.
+    def reserve(self) -> None:
+        """What a token needs on the host before it is submitted in the stream that is current.
 
-        queries [batch, query_heads, 1, dim], keys and values [batch, kv_heads, 1, dim], on the GPU.
-        Returns [batch, query_heads, 1, dim] of their dtype. Layers come in order, 0 first.
+        Raises LostStepError when an earlier token was attended over nothing, and UnavailableError
+        when the daemon makes no room within the deadline.
         """
         self._last_stream = self._stream()
+        for entry, sequence in enumerate(self._sequences):
+            self._check(entry, sequence)
+            if self._batch.room(entry) == 0:
+                self._wait_for_room(entry, sequence)
+        self._batch.reserve_token()
+
+    def submit(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Appends a reserved token to each sequence's layer and attends, behind what is queued.
+
+        queries [batch, query_heads, 1, dim], keys and values [batch, kv_heads, 1, dim], on the GPU.
+        Returns [batch, query_heads, 1, dim] of their dtype. Layers come in order, 0 first. Kernels
+        alone: the stream may be one that a CUDA graph is captured from.
+        """
+        stream = self._stream()
         if layer == 0:
-            self._begin_token()
+            self._batch.begin_token(stream)
         q, k, v = (states.detach()[:, :, 0].contiguous() for states in (queries, keys, values))
         out = torch.empty_like(q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        self._batch.attend(layer, q, out, lse, self._stream(), keys=k, values=v)
+        self._batch.attend(
+            layer, _Ordered(q), _Ordered(out), _Ordered(lse), stream,
+            keys=_Ordered(k), values=_Ordered(v),
+        )  # fmt: skip
         return out[:, :, None]
 
     def leave(self) -> None:
@@ -114,14 +145,6 @@ class ResidentSteps:
                     errors.append(error)
         if errors:
             raise errors[0]
-
-    def _begin_token(self) -> None:
-        for entry, sequence in enumerate(self._sequences):
-            self._check(entry, sequence)
-            if self._batch.room(entry) == 0:
-                self._wait_for_room(entry, sequence)
-        self._batch.reserve_token()
-        self._batch.begin_token(self._stream())
 
     def _check(self, entry: int, sequence: Sequence) -> None:
         outcome = self._batch.outcome(entry)

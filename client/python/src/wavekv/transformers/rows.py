@@ -62,6 +62,11 @@ class Rows:
         """Bytes of GPU memory that the rows hold."""
         return self._resident.region_bytes if self._resident else 0
 
+    @property
+    def resident(self) -> ResidentSteps | None:
+        """The steps on the GPU, while the rows are attached there."""
+        return self._resident
+
     def set_padding(self, first_columns: list[int], past_columns: int) -> None:
         """Notes where each row's tokens begin; RuntimeError if that contradicts what is stored.
 
@@ -125,7 +130,9 @@ class Rows:
                 deadline=self._options.deadline, required=self._options.resident is True,
             )  # fmt: skip
         if self._resident is not None:
-            return self._resident.step(layer, queries, keys, values)
+            if layer == 0:
+                self._resident.reserve()
+            return self._resident.submit(layer, queries, keys, values)
         q, k, v = (_host(states)[:, :, 0].contiguous() for states in (queries, keys, values))
         attended = self._attend(
             [

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from wavekv.errors import FailedPreconditionError, WaveKVError, from_status
 from wavekv.session import Session
+from wavekv.transformers.captured import CapturedPass
 from wavekv.transformers.masks import first_columns
 from wavekv.transformers.models import UnsupportedModelError, dtype_name
 from wavekv.transformers.resident import LostStepError
@@ -69,6 +71,7 @@ class Store:
         self._build_due = False
         self._mask: weakref.ref[torch.Tensor] | None = None
         self._first: list[int] = []
+        self._capturing: CapturedPass | None = None
 
     @property
     def batch(self) -> int:
@@ -86,11 +89,10 @@ class Store:
 
     def begin(self, layer: int, new_columns: int) -> None:
         """Counts a layer's new tokens; the first layer's decide how the whole pass attends."""
-        if self.failure is not None and not self._fallback:
-            raise FailedPreconditionError(
-                f"this WaveKVCache lost the daemon at {self._address} in an earlier call "
-                f"({self.failure}); make a new one"
-            )
+        if self._capturing is not None:
+            self._capturing.begin(layer, new_columns)
+            return
+        self._refuse_lost()
         if layer == 0:
             self._mask, self._first = None, []
             self._way = self._choose(new_columns)
@@ -112,6 +114,9 @@ class Store:
         transformers made it. exact(keys, values) is this process's own attention over what it is
         given. Returns [batch, n, query_heads, value_dim] of the query's dtype.
         """
+        if self._capturing is not None:
+            self._check_layer(layer, query, keys, scaling)
+            return self._capturing.attend(layer, query, keys, values, mask).transpose(1, 2)
         everything = self._keep(layer, keys, values)
         if self.failure is None:
             try:
@@ -129,8 +134,32 @@ class Store:
         assert everything is not None  # A prefill, or kept for the fallback.
         return exact(*everything)
 
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[CapturedPass]:
+        """The pass inside goes into a CUDA graph: see WaveKVCache.capturing."""
+        self._refuse_in_capture("capturing()")
+        self._refuse_lost()
+        if self._fallback:
+            raise FailedPreconditionError(
+                "with fallback=True each pass keeps its keys and values, which no graph can: make "
+                "the cache without it"
+            )
+        steps = self.rows.resident if self.rows else None
+        if steps is None:
+            raise FailedPreconditionError(
+                "steps are not on the GPU: take a token after the prompt without a graph, then "
+                "capture (WaveKVCache(..., resident=True) says why they cannot be)"
+            )
+        self._capturing = captured = CapturedPass(steps, self.shape.layers, self._advance)
+        try:
+            yield captured
+            captured.finish()
+        finally:
+            self._capturing = None
+
     def select(self, sources: list[int]) -> None:
         """Makes row i of the batch what row sources[i] was."""
+        self._refuse_in_capture("reordering the batch")
         if self._here is not None:
             index = torch.tensor(sources)
             self._here = [
@@ -141,6 +170,7 @@ class Store:
 
     def crop(self, columns: int) -> None:
         """Forgets all but the first `columns` columns."""
+        self._refuse_in_capture("crop()")
         if columns >= self.columns[0]:
             return
         self.columns = [columns] * self.shape.layers
@@ -152,6 +182,7 @@ class Store:
 
     def fork(self) -> Store:
         """Returns a store of its own that shares what is stored so far."""
+        self._refuse_in_capture("fork()")
         copy = object.__new__(Store)
         copy.__dict__.update(self.__dict__)
         copy.columns = list(self.columns)
@@ -164,6 +195,7 @@ class Store:
 
     def close(self) -> None:
         """Gives the rows back; the store is as new."""
+        self._refuse_in_capture("close()")
         if self.rows is not None:
             self.rows.close()
         self.rows = None
@@ -182,6 +214,37 @@ class Store:
         warnings.warn(f"{text}. Going on with exact attention here.", RuntimeWarning, stacklevel=2)
         # Collected, not closed: a daemon that is stopped would cost a deadline for each row.
         self.rows = None
+
+    def _refuse_lost(self) -> None:
+        if self.failure is not None and not self._fallback:
+            raise FailedPreconditionError(
+                f"this WaveKVCache lost the daemon at {self._address} in an earlier call "
+                f"({self.failure}); make a new one"
+            )
+
+    def _refuse_in_capture(self, what: str) -> None:
+        if self._capturing is not None:
+            raise FailedPreconditionError(
+                f"{what} inside capturing(), expected one pass of the model and nothing else"
+            )
+
+    def _advance(self, captured: CapturedPass) -> None:
+        """Counts the token that the next replay of the graph appends."""
+        self._refuse_in_capture("advance()")
+        self._refuse_lost()
+        if not captured.complete:
+            raise FailedPreconditionError("advance() of a pass whose capture failed")
+        if self.rows is None or self.rows.resident is not captured.steps:
+            raise FailedPreconditionError(
+                "the graph was captured for steps on the GPU that have ended: a pass of several "
+                "tokens, crop, reordering, fork, reset and close end them. Take a token without a "
+                "graph, and capture again"
+            )
+        try:
+            captured.steps.reserve()
+        except WaveKVError as error:
+            self.lose(error, "before a replay")
+        self.columns = [columns + 1 for columns in self.columns]
 
     def _choose(self, new_columns: int) -> Way:
         if self.failure is not None:
@@ -225,15 +288,10 @@ class Store:
         self._here[layer] = kept
         return kept
 
-    def _ready(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float | None,
+    def _check_layer(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, scaling: float | None
     ) -> None:
-        """Checks that the layer is what the rows were made for; makes them at the first."""
+        """Checks that the layer is what the rows were made for."""
         shape = self.shape
         found = (query.shape[1], keys.shape[1], keys.shape[3])
         expected = (shape.query_heads, shape.kv_heads, shape.key_dim)
@@ -251,12 +309,23 @@ class Store:
                 f"layer {layer} makes keys of {keys.dtype}, expected {shape.dtype}: say "
                 f"WaveKVCache(..., dtype={keys.dtype})"
             )
-        if self.rows is None:
-            self.rows = Rows(self.session, shape, self._options, len(keys))
-        if len(self.rows) != len(keys):
+        if self.rows is not None and len(self.rows) != len(keys):
             raise ValueError(
                 f"batch of {len(keys)}, expected {len(self.rows)}: that many rows are stored"
             )
+
+    def _ready(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float | None,
+    ) -> None:
+        """Makes the rows at the first layer, and notes where they begin."""
+        self._check_layer(layer, query, keys, scaling)
+        if self.rows is None:
+            self.rows = Rows(self.session, self.shape, self._options, len(keys))
         seen = self._mask() if self._mask else None
         if layer == 0 or seen is not mask:  # One mask for all layers is checked once.
             batch, _, new_columns, _ = keys.shape
