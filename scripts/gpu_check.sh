@@ -33,9 +33,12 @@ check_buffer() {
   local used_before
   used_before="$(used_mib)"
   for test in driver_test cuda_buffer_test buffer_stager_test staged_attention_test deaths_test \
-    needles_test region_view_test resident_batch_test resident_device_test; do
+    needles_test region_view_test resident_batch_test resident_device_test resident_needles_test; do
     part "$test" env WAVEKV_TEST_GPU=1 WAVEKV_TEST_BACKEND=cuda "$bundle/bin/$test"
   done
+  part mock_decoder "$bundle/bin/mock_decoder" --backend=cuda --mode=compare --tokens=131072 \
+    --needles=32 --json
+  tail -n 1 "$results/mock_decoder.log" | tee "$results/mock-131072.json"
   if command -v compute-sanitizer >/dev/null; then
     part resident_memcheck compute-sanitizer --tool memcheck --error-exitcode 1 \
       "$bundle/bin/resident_batch_test"

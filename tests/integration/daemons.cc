@@ -25,10 +25,16 @@ absl::StatusOr<std::unique_ptr<Process>> StartAndWait(const ProcessOptions& opti
       absl::StrCat(options.argv[0], " did not come up; it wrote:\n", process->Output()));
 }
 
+DaemonOptions WithBackend(DaemonOptions options) {
+  const char* const wanted = std::getenv("WAVEKV_TEST_BACKEND");
+  if (options.backend.empty()) options.backend = wanted == nullptr ? "host" : wanted;
+  return options;
+}
+
 }  // namespace
 
 Daemons::Daemons(std::unique_ptr<TempDir> directory, const DaemonOptions& options)
-    : directory_(std::move(directory)), options_(options) {}
+    : directory_(std::move(directory)), options_(WithBackend(options)) {}
 
 Daemons::~Daemons() {
   if (wavekvd_ != nullptr) wavekvd_->Stop();
@@ -38,7 +44,7 @@ Daemons::~Daemons() {
 absl::StatusOr<std::unique_ptr<Daemons>> Daemons::Start(const DaemonOptions& options) {
   WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<TempDir> directory, TempDir::Create());
   std::unique_ptr<Daemons> daemons(new Daemons(std::move(directory), options));
-  if (options.wave_buffer) WAVEKV_RETURN_IF_ERROR(daemons->StartWavebufferd());
+  if (options.wave_buffer) WAVEKV_RETURN_IF_ERROR(daemons->RestartWavebufferd());
   WAVEKV_RETURN_IF_ERROR(daemons->RestartWavekvd());
   return daemons;
 }
@@ -60,11 +66,9 @@ std::string Daemons::WaveBufferAddress() const {
   return absl::StrCat("unix:", directory_->path(), "/wavebufferd.sock");
 }
 
-absl::Status Daemons::StartWavebufferd() {
-  const char* const wanted = std::getenv("WAVEKV_TEST_BACKEND");
-  std::string backend = wanted == nullptr ? "host" : wanted;
-  if (!options_.backend.empty()) backend = options_.backend;
-  if (backend == "cuda") (void)UseFakeCuda();
+absl::Status Daemons::RestartWavebufferd() {
+  const std::string& backend = options_.backend;
+  if (backend == "cuda" && !options_.real_gpu) (void)UseFakeCuda();
   const uint64_t context_bytes = backend == "cuda" ? kContextBytesMax : 0;
   ProcessOptions process;
   process.argv = {ProgramPath("wavebufferd"), absl::StrCat("--backend=", backend),

@@ -21,6 +21,7 @@ struct DaemonOptions {
   uint64_t wave_buffer_bytes = 256ull << 20;
   std::vector<std::string> wavekvd_flags;  // Added after ours.
   std::string backend;                     // In place of the environment's.
+  bool real_gpu = false;                   // Backend cuda is a GPU's, never the fake driver's.
   std::optional<int> cpu;                  // Bind wavekvd to one CPU, as taskset does.
 };
 
@@ -36,18 +37,20 @@ class Daemons {
   // "host:port" of wavekvd when its flags make it listen on TCP; empty otherwise.
   std::string tcp_address() const;
   const std::string& directory() const { return directory_->path(); }
+  // Of wavebufferd: host or cuda.
+  const std::string& backend() const { return options_.backend; }
   Process& wavekvd() { return *wavekvd_; }
   Process& wavebufferd() { return *wavebufferd_; }
 
-  // Starts another wavekvd in place of one that is gone.
+  // Starts another in place of one that is gone.
   absl::Status RestartWavekvd();
+  absl::Status RestartWavebufferd();
 
   // The command line of wavekvd, for a test that starts a second one itself.
   std::vector<std::string> WavekvdArgv() const;
 
  private:
   Daemons(std::unique_ptr<TempDir> directory, const DaemonOptions& options);
-  absl::Status StartWavebufferd();
   std::string WaveBufferAddress() const;
 
   const std::unique_ptr<TempDir> directory_;

@@ -131,6 +131,18 @@ TEST(MockDecoderBinary, DrawsProgressOnATerminal) {
   EXPECT_THAT(RunProgram(arguments, {}, seconds(100)).err, testing::Not(testing::HasSubstr("│")));
 }
 
+// Where there is no GPU it says so, before long work begins, and what does without one.
+TEST(MockDecoderBinary, OffersTheHostWithoutAGpu) {
+  for (const std::string path : {"--mode=compare", "--staged"}) {
+    // Neither a driver of the tests' nor a device of the machine's.
+    const ProgramResult refused =
+        RunProgram({ProgramPath("mock_decoder"), "--backend=cuda", "--tokens=131072", path},
+                   {"LD_LIBRARY_PATH=", "CUDA_VISIBLE_DEVICES="}, seconds(100));
+    EXPECT_EQ(refused.exit_code, 2) << refused.out;
+    EXPECT_THAT(refused.err, testing::HasSubstr("--backend=host")) << path;
+  }
+}
+
 // Without a daemon it says so and does not pretend.
 TEST(MockDecoderBinary, FailsWithoutADaemon) {
   auto process =

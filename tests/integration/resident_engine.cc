@@ -65,9 +65,9 @@ absl::StatusOr<std::unique_ptr<client::Sequence>> CreateResidentSequence(client:
   return sequence;
 }
 
-absl::StatusOr<std::unique_ptr<ResidentEngine>> ResidentEngine::Attach(client::Sequence* sequence) {
-  WAVEKV_ASSIGN_OR_RETURN(client::ResidentAttachment attachment,
-                          sequence->AttachResident(ResidentRegionOptions()));
+absl::StatusOr<std::unique_ptr<ResidentEngine>> ResidentEngine::Attach(
+    client::Sequence* sequence, const client::ResidentOptions& options) {
+  WAVEKV_ASSIGN_OR_RETURN(client::ResidentAttachment attachment, sequence->AttachResident(options));
   std::unique_ptr<ResidentEngine> engine(new ResidentEngine(sequence, std::move(attachment)));
   WAVEKV_RETURN_IF_ERROR(engine->Map());
   return engine;
@@ -86,8 +86,8 @@ absl::Status ResidentEngine::Map() {
   }
   auto* const buffer = reinterpret_cast<std::byte*>(buffer_->address() & ~kDeviceBit);
   step_ = std::make_unique<resident::ReferenceStep>(
-      buffer + attachment_.region_offset, std::move(windows), ResidentShape().group_size(),
-      ResidentShape().softmax_scale);
+      buffer + attachment_.region_offset, std::move(windows), attachment_.shape.group_size(),
+      attachment_.shape.softmax_scale);
   return absl::OkStatus();
 }
 
@@ -117,11 +117,64 @@ absl::StatusOr<std::vector<resident::StepResult>> ResidentEngine::Step(
   return results;
 }
 
+absl::StatusOr<std::vector<resident::StepResult>> ResidentEngine::Step(const TokenRows& rows) {
+  WAVEKV_RETURN_IF_ERROR(WaitForRoom());
+  const ModelShape& shape = attachment_.shape;
+  const size_t query_bytes = shape.query_head_count * shape.key_bytes();
+  const size_t key_bytes = shape.kv_head_count * shape.key_bytes();
+  std::vector<float> queries(size_t{shape.query_head_count} * shape.key_dim);
+  std::vector<resident::StepResult> results;
+  for (uint32_t layer = 0; layer < shape.layer_count; ++layer) {
+    ConvertToFloat(shape.dtype, rows.queries.data() + layer * query_bytes, queries.size(),
+                   queries.data());
+    results.push_back(step_->Run(layer, queries, rows.keys.subspan(layer * key_bytes, key_bytes),
+                                 rows.values.subspan(layer * key_bytes, key_bytes)));
+  }
+  ++token_count_;
+  return results;
+}
+
 void ResidentEngine::BeginStep() { step_->Begin(0); }
 
 resident::StepResult ResidentEngine::EndStep(std::span<const float> queries) {
   step_->Select(queries);
   return step_->Attend();
+}
+
+namespace {
+
+class ReferenceEngine : public TokenEngine {
+ public:
+  absl::Status Attach(client::Sequence* sequence, const client::ResidentOptions& options) override {
+    WAVEKV_ASSIGN_OR_RETURN(engine_, ResidentEngine::Attach(sequence, options));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<TokenAnswer> Step(const TokenRows& rows) override {
+    WAVEKV_ASSIGN_OR_RETURN(const auto results, engine_->Step(rows));
+    TokenAnswer answer;
+    for (const resident::StepResult& result : results) {
+      for (const resident::StepHead& head : result.heads) {
+        if (head.is == resident::StepHead::Is::kAttended && !head.overflowed) continue;
+        return absl::AbortedError(head.overflowed ? "the token found no room"
+                                                  : "a head was attended over nothing");
+      }
+      answer.out.insert(answer.out.end(), result.out.begin(), result.out.end());
+      answer.lse.insert(answer.lse.end(), result.lse.begin(), result.lse.end());
+    }
+    return answer;
+  }
+
+ private:
+  std::unique_ptr<ResidentEngine> engine_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TokenEngine>> MakeReferenceEngine(const ModelShape& /*shape*/,
+                                                                 uint64_t /*max_tokens*/,
+                                                                 uint32_t /*retrieve_clusters*/) {
+  return std::make_unique<ReferenceEngine>();
 }
 
 }  // namespace wavekv::integration

@@ -13,6 +13,7 @@
 #include "storage/base/shared_memory.h"
 #include "tests/gpu/resident/reference_step.h"
 #include "tests/integration/host_cache.h"
+#include "tests/integration/token_engine.h"
 
 namespace wavekv::integration {
 
@@ -34,13 +35,16 @@ absl::StatusOr<std::unique_ptr<client::Sequence>> CreateResidentSequence(client:
 class ResidentEngine {
  public:
   // Attaches `sequence`, which outlives the engine.
-  static absl::StatusOr<std::unique_ptr<ResidentEngine>> Attach(client::Sequence* sequence);
+  static absl::StatusOr<std::unique_ptr<ResidentEngine>> Attach(
+      client::Sequence* sequence, const client::ResidentOptions& options = ResidentRegionOptions());
 
   // Appends the next token of the cache to every layer, once the ring has room, and attends.
   // Returns one result for each layer. Errors: of asking for room; FailedPrecondition when there is
   // none for a minute.
   absl::StatusOr<std::vector<resident::StepResult>> Step(HostCache* cache,
                                                          std::span<const float> queries);
+  // Likewise, of any shape: `rows` with queries for each layer.
+  absl::StatusOr<std::vector<resident::StepResult>> Step(const TokenRows& rows);
   // What lies between the phases of a step: a step of the first layer has begun and is not over.
   void BeginStep();
   resident::StepResult EndStep(std::span<const float> queries);
@@ -66,5 +70,10 @@ class ResidentEngine {
   uint64_t token_count_;
   uint64_t steady_first_ = 0;  // As last heard.
 };
+
+// The engine above as a token engine, over the fake driver. A MakeTokenEngine.
+absl::StatusOr<std::unique_ptr<TokenEngine>> MakeReferenceEngine(const ModelShape& shape,
+                                                                 uint64_t max_tokens,
+                                                                 uint32_t retrieve_clusters);
 
 }  // namespace wavekv::integration

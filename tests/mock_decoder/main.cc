@@ -9,6 +9,7 @@
 
 #include "CLI/CLI.hpp"
 #include "client/cli/progress.h"
+#include "tests/integration/device_engine.h"
 #include "tests/mock_decoder/modes.h"
 
 namespace wavekv::mock {
@@ -45,6 +46,11 @@ int Main(int argc, char** argv) {
   app.add_option("--address", options.sdk.address,
                  "Of wavekvd, such as unix:/run/wavekv/wavekvd.sock; without it the run starts a "
                  "wavekvd and a wavebufferd of its own and stops them");
+  app.add_option("--backend", options.backend,
+                 "Of the wavebufferd that the run starts. With cuda this process' own kernels "
+                 "decode over a resident region on the GPU, with --staged as on the host")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->default_str("host");
   app.add_option("--chunk-tokens", options.sdk.chunk_tokens, "Tokens of one Insert")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
@@ -66,6 +72,8 @@ int Main(int argc, char** argv) {
                "Attend in this process over what wavekvd staged in the wave buffer");
   app.add_flag("--json", json, "The last line of output is one JSON object");
   CLI11_PARSE(app, argc, argv);
+  options.real_gpu = options.backend == "cuda";
+  if (options.real_gpu && !options.sdk.staged) options.make_engine = integration::MakeDeviceEngine;
 
   std::string work;
   std::optional<client::ProgressBar> bar;

@@ -15,6 +15,15 @@
 namespace wavekv::mock {
 namespace {
 
+// Clusters of an index are at least this large on average, those of outliers included.
+constexpr uint64_t kTokensPerClusterMin = 8;
+constexpr uint32_t kRetrieveClustersMax = 16383;  // Of a head, by the kernels.
+
+std::string PathName(const SdkRunOptions& sdk) {
+  if (sdk.resident != nullptr) return "resident";
+  return sdk.staged ? "staged" : "attend";
+}
+
 std::string ModeName(Mode mode) {
   switch (mode) {
     case Mode::kExact:
@@ -82,24 +91,56 @@ void ReportSdkRun(const World& world, const SdkRun& run, Report* report) {
 }
 
 // What a daemon needs to hold the context, its index and what a fork copies, with room to spare.
-uint64_t PoolBytes(const World& world, const SdkRunOptions& sdk) {
-  const uint64_t payload_bytes = world.config().model.layer_count * world.context().token_count() *
-                                 2 * world.context().token_bytes();
+uint64_t PoolBytes(const RunOptions& options) {
+  const uint64_t payload_bytes = options.world.model.layer_count * MaxTokens(options.world) *
+                                 ShapeOf(options.world.model).token_bytes();
   const uint64_t sequence_bytes = payload_bytes + payload_bytes / 2 + (64ull << 20);
-  return sdk.fork ? 2 * sequence_bytes : sequence_bytes;
+  return options.sdk.fork ? 2 * sequence_bytes : sequence_bytes;
 }
 
-absl::StatusOr<SdkRun> RunSdk(const World& world, const RunOptions& options) {
-  SdkRunOptions sdk = options.sdk;
-  sdk.steady_only = options.mode == Mode::kCompare;
-  std::unique_ptr<integration::Daemons> daemons;
-  if (sdk.address.empty()) {
-    integration::DaemonOptions daemon_options;
-    daemon_options.pool_bytes = PoolBytes(world, sdk);
-    WAVEKV_ASSIGN_OR_RETURN(daemons, integration::Daemons::Start(daemon_options));
-    sdk.address = daemons->address();
+// Clusters that a step must have room for; 0: what an engine has by default suits the budget.
+uint32_t RetrieveClusters(const RunOptions& options) {
+  if (!options.sdk.retrieval_ratio.has_value() && !options.sdk.sketch_clusters.has_value()) {
+    return 0;
   }
-  return RunThroughSdk(world, sdk);
+  const client::Budget budget = BudgetOf(options.sdk);
+  const double clusters = static_cast<double>(MaxTokens(options.world)) / kTokensPerClusterMin;
+  return static_cast<uint32_t>(std::min(budget.value * clusters + budget.sketch_clusters + 1,
+                                        static_cast<double>(kRetrieveClustersMax)));
+}
+
+// What a run attends with, made before the context is: that takes a while, this may fail.
+struct Means {
+  std::unique_ptr<integration::Daemons> daemons;
+  std::unique_ptr<integration::TokenEngine> engine;
+  SdkRunOptions sdk;
+};
+
+absl::StatusOr<Means> Provide(const RunOptions& options) {
+  Means means;
+  means.sdk = options.sdk;
+  means.sdk.steady_only = options.mode == Mode::kCompare;
+  if (options.make_engine) {
+    auto engine = options.make_engine(ShapeOf(options.world.model), MaxTokens(options.world),
+                                      RetrieveClusters(options));
+    if (!engine.ok()) {
+      return absl::Status(engine.status().code(),
+                          absl::StrCat("--backend=cuda: ", engine.status().message(),
+                                       " (--backend=host decodes without a GPU)"));
+    }
+    means.engine = *std::move(engine);
+    means.sdk.resident = means.engine.get();
+  }
+  WAVEKV_RETURN_IF_ERROR(ValidateSdkRunOptions(means.sdk));
+  if (means.sdk.address.empty()) {
+    integration::DaemonOptions daemon_options;
+    daemon_options.pool_bytes = PoolBytes(options);
+    daemon_options.backend = options.backend;
+    daemon_options.real_gpu = options.real_gpu;
+    WAVEKV_ASSIGN_OR_RETURN(means.daemons, integration::Daemons::Start(daemon_options));
+    means.sdk.address = means.daemons->address();
+  }
+  return means;
 }
 
 }  // namespace
@@ -110,6 +151,13 @@ absl::StatusOr<Report> RunMode(const RunOptions& options) {
   report.mode = ModeName(options.mode);
   report.world = options.world;
   report.needles_asked = options.world.needle_count;
+  WAVEKV_RETURN_IF_ERROR(ValidateWorldConfig(options.world));
+  std::optional<Means> means;
+  if (options.mode != Mode::kExact) {
+    WAVEKV_ASSIGN_OR_RETURN(means, Provide(options));
+    report.path = PathName(means->sdk);
+    if (means->daemons != nullptr) report.backend = means->daemons->backend();
+  }
   Stopwatch world_time;
   WAVEKV_ASSIGN_OR_RETURN(const std::unique_ptr<World> world, World::Create(options.world, &pool));
   report.seconds_world = world_time.Seconds();
@@ -128,10 +176,10 @@ absl::StatusOr<Report> RunMode(const RunOptions& options) {
     report.needles_found_exact = CountFound(wanted);
   }
   std::vector<bool> found = wanted;
-  if (options.mode == Mode::kExact) {
+  if (!means.has_value()) {
     wanted.assign(wanted.size(), true);
   } else {
-    WAVEKV_ASSIGN_OR_RETURN(const SdkRun run, RunSdk(*world, options));
+    WAVEKV_ASSIGN_OR_RETURN(const SdkRun run, RunThroughSdk(*world, means->sdk));
     found = FoundBySdk(*world, run);
     ReportSdkRun(*world, run, &report);
     if (exact.has_value()) ReportErrors(*world, run, *exact, &report);

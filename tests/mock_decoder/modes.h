@@ -20,6 +20,11 @@ struct RunOptions {
   Mode mode = Mode::kCompare;
   WorldConfig world;
   SdkRunOptions sdk;  // An empty address: a wavekvd and a wavebufferd of our own, for this run.
+  // Of that wavebufferd, host or cuda; empty: as DaemonOptions has it.
+  std::string backend;
+  bool real_gpu = false;  // Likewise.
+  // Makes the engine of `sdk`, which attends over a resident region; none: another path.
+  integration::MakeTokenEngine make_engine;
 };
 
 // Runs one mode. Fails with a status when something did not work at all; missed needles are in the

@@ -25,6 +25,8 @@ void AppendLine(absl::string_view name, const std::optional<T>& value, std::stri
 std::string Report::ToJson() const {
   JsonObject json;
   json.Add("mode", mode);
+  AddOptional("path", path, &json);
+  AddOptional("backend", backend, &json);
   json.Add("tokens", world.token_count);
   json.Add("seed", world.model.seed);
   json.Add("dtype", DTypeName(world.model.dtype));
@@ -56,6 +58,8 @@ std::string Report::ToText() const {
       absl::StrFormat("%d tokens, %d layers, %d query heads, %d KV heads, seed %d\n",
                       world.token_count, world.model.layer_count, world.model.query_head_count(),
                       world.model.kv_head_count, world.model.seed);
+  AppendLine("path of the decode", path, &text);
+  AppendLine("wave buffer", backend, &text);
   absl::StrAppendFormat(&text, "%-28s %d of %d\n", "needles found", needles_found, needles_asked);
   AppendLine("  by exact attention", needles_found_exact, &text);
   AppendLine("  by the steady zone alone", needles_found_steady_only, &text);

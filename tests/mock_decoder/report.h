@@ -13,6 +13,8 @@ namespace wavekv::mock {
 // Fields that a mode does not produce stay unset, and are null in JSON.
 struct Report {
   std::string mode;
+  std::optional<std::string> path;     // Of the decode: attend, staged or resident.
+  std::optional<std::string> backend;  // Of the run's own wavebufferd.
   WorldConfig world;
   uint32_t needles_found = 0;  // By the mode's own attention; by every decoder that forked off too.
   uint32_t needles_asked = 0;

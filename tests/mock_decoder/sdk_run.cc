@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/session.h"
 #include "storage/base/status_macros.h"
+#include "tests/mock_decoder/resident_run.h"
 #include "tests/mock_decoder/stopwatch.h"
 
 namespace wavekv::mock {
@@ -30,7 +31,9 @@ absl::Status Annotate(const absl::Status& status, absl::string_view where) {
 class Decoder {
  public:
   Decoder(const World& world, const SdkRunOptions& options, client::Session* session)
-      : world_(world), options_(options), session_(session) {}
+      : world_(world), options_(options), session_(session) {
+    if (options.resident != nullptr) resident_.emplace(world, options.resident);
+  }
 
   absl::StatusOr<SdkRun> Run() {
     run_.has_wave_buffer = session_->info().has_wave_buffer;
@@ -50,6 +53,9 @@ class Decoder {
       if (!status.ok()) return Annotate(status, absl::StrCat("decode step ", i));
     }
     run_.seconds_decode += stopwatch.Seconds();
+    if (resident_.has_value()) {
+      WAVEKV_ASSIGN_OR_RETURN(run_.counters, resident_->Detach());
+    }
     return std::move(run_);
   }
 
@@ -58,21 +64,11 @@ class Decoder {
 
   absl::Status Admit() {
     client::SequenceOptions options;
-    options.shape.layer_count = model().layer_count;
-    options.shape.query_head_count = model().query_head_count();
-    options.shape.kv_head_count = model().kv_head_count;
-    options.shape.key_dim = kHeadDim;
-    options.shape.value_dim = kHeadDim;
-    options.shape.dtype = model().dtype;
-    options.shape.softmax_scale = kSoftmaxScale;
-    options.shape.model_id = absl::StrCat("mock-decoder-", model().seed);
-    options.max_tokens = world_.context().token_count() + kSpeculatedTokens;
+    options.shape = ShapeOf(model());
+    options.max_tokens = MaxTokens(world_.config());
     options.label = "mock decoder";
-    client::Budget budget;
-    budget.value = options_.retrieval_ratio.value_or(budget.value);
-    budget.sketch_clusters = options_.sketch_clusters.value_or(budget.sketch_clusters);
-    options.index.budget = budget;
-    options.attach_wave_buffer = run_.has_wave_buffer;
+    options.index.budget = BudgetOf(options_);
+    options.attach_wave_buffer = run_.has_wave_buffer && !resident_.has_value();
     WAVEKV_ASSIGN_OR_RETURN(sequence_, session_->CreateSequence(options));
     return absl::OkStatus();
   }
@@ -92,7 +88,7 @@ class Decoder {
     if (!built.ok()) return Annotate(built.status(), "BuildIndex");
     run_.seconds_build += build.Seconds();
     steady_tail_start_ = SteadyTailStart(token_count);
-    return absl::OkStatus();
+    return resident_.has_value() ? resident_->Attach(sequence_.get()) : absl::OkStatus();
   }
 
   // Inserts the first `token_count` tokens, a few layers and some thousand tokens at a time.
@@ -132,9 +128,7 @@ class Decoder {
 
   // The question of fact `i`, in the sequence's dtype. `storage` holds the bytes.
   client::Tensor QueryTensor(uint32_t layer, uint32_t i, std::vector<std::byte>* storage) const {
-    const std::vector<float> queries = world_.Queries(layer, i);
-    storage->resize(queries.size() * DTypeBytes(model().dtype));
-    ConvertFromFloat(model().dtype, queries.data(), queries.size(), storage->data());
+    *storage = world_.QueryBytes(layer, i);
     return {model().dtype, {model().query_head_count(), kHeadDim}, storage->data()};
   }
 
@@ -155,6 +149,9 @@ class Decoder {
     run_.outputs.emplace_back();
     if (options_.steady_only) run_.steady_outputs.emplace_back();
     if (parent_ != nullptr) run_.parent_outputs.emplace_back();
+    if (resident_.has_value()) {
+      WAVEKV_ASSIGN_OR_RETURN(run_.outputs.back(), resident_->Step(i));
+    }
     for (uint32_t layer = 0; layer < model().layer_count; ++layer) {
       WAVEKV_RETURN_IF_ERROR(StepLayer(layer, i));
     }
@@ -166,7 +163,7 @@ class Decoder {
     const client::Tensor queries = QueryTensor(layer, i, &storage);
     if (options_.staged) {
       WAVEKV_RETURN_IF_ERROR(StepStaged(layer, i, queries));
-    } else {
+    } else if (!resident_.has_value()) {
       WAVEKV_RETURN_IF_ERROR(StepAttend(layer, i, queries));
     }
     if (!options_.steady_only) return absl::OkStatus();
@@ -254,12 +251,53 @@ class Decoder {
   SdkRun run_;
   std::unique_ptr<client::Sequence> sequence_;
   std::unique_ptr<client::Sequence> parent_;  // Once forked.
+  std::optional<ResidentRun> resident_;
   uint64_t steady_tail_start_ = 0;
   std::vector<std::byte> keys_;  // Of the chunk being inserted.
   std::vector<std::byte> values_;
 };
 
 }  // namespace
+
+ModelShape ShapeOf(const ModelConfig& model) {
+  ModelShape shape;
+  shape.layer_count = model.layer_count;
+  shape.query_head_count = model.query_head_count();
+  shape.kv_head_count = model.kv_head_count;
+  shape.key_dim = kHeadDim;
+  shape.value_dim = kHeadDim;
+  shape.dtype = model.dtype;
+  shape.softmax_scale = kSoftmaxScale;
+  shape.model_id = absl::StrCat("mock-decoder-", model.seed);
+  return shape;
+}
+
+uint64_t MaxTokens(const WorldConfig& world) {
+  return world.token_count + world.needle_count + kSpeculatedTokens;
+}
+
+client::Budget BudgetOf(const SdkRunOptions& options) {
+  client::Budget budget;
+  budget.value = options.retrieval_ratio.value_or(budget.value);
+  budget.sketch_clusters = options.sketch_clusters.value_or(budget.sketch_clusters);
+  return budget;
+}
+
+absl::Status ValidateSdkRunOptions(const SdkRunOptions& options) {
+  if (options.resident == nullptr) return absl::OkStatus();
+  const struct {
+    const char* flag;
+    bool given;
+  } rows[] = {{"--fork", options.fork}, {"--truncate", options.truncate}};
+  for (const auto& row : rows) {
+    if (!row.given) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        row.flag,
+        ": a run over a resident region has one sequence that only grows; add --staged, "
+        "or take --backend=host"));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<SdkRun> RunThroughSdk(const World& world, const SdkRunOptions& options) {
   client::ClientOptions client_options;

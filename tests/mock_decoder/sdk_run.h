@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/types.h"
+#include "tests/integration/token_engine.h"
 #include "tests/mock_decoder/world.h"
 
 namespace wavekv::mock {
@@ -26,6 +27,8 @@ struct SdkRunOptions {
   std::optional<double> retrieval_ratio;
   std::optional<uint32_t> sketch_clusters;
   bool staged = false;  // Attend in this process over rows staged in the wave buffer.
+  // Attend in this process over a resident region, with this engine; null: not so.
+  integration::TokenEngine* resident = nullptr;
   // Life of an engine's request, each at most once, in the middle of the decode:
   bool abort_prefill = false;          // Drop the sequence in mid-prefill and start again.
   std::optional<uint32_t> preempt_at;  // Drop it before this step, re-admit it, go on.
@@ -46,6 +49,14 @@ struct SdkRun {
   double seconds_build = 0;
   double seconds_decode = 0;
 };
+
+// What a sequence of the run is made for.
+ModelShape ShapeOf(const ModelConfig& model);
+uint64_t MaxTokens(const WorldConfig& world);
+client::Budget BudgetOf(const SdkRunOptions& options);
+
+// InvalidArgument names options that do not go together.
+absl::Status ValidateSdkRunOptions(const SdkRunOptions& options);
 
 // Prefills, builds and asks every question. Fails with the SDK's status and where it happened.
 absl::StatusOr<SdkRun> RunThroughSdk(const World& world, const SdkRunOptions& options);

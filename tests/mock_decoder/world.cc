@@ -113,6 +113,13 @@ std::vector<float> World::Queries(uint32_t layer, uint32_t fact_idx) const {
   return model_.Queries(layer, fact_idx, facts_[fact_idx].ask_position);
 }
 
+std::vector<std::byte> World::QueryBytes(uint32_t layer, uint32_t fact_idx) const {
+  const std::vector<float> queries = Queries(layer, fact_idx);
+  std::vector<std::byte> bytes(queries.size() * DTypeBytes(config_.model.dtype));
+  ConvertFromFloat(config_.model.dtype, queries.data(), queries.size(), bytes.data());
+  return bytes;
+}
+
 std::vector<float> World::GroupQueries(uint32_t layer, uint32_t kv_head) const {
   constexpr size_t kGroupFloats = static_cast<size_t>(kGroupSize) * kHeadDim;
   std::vector<float> group_queries;

@@ -5,6 +5,7 @@
 // head, so that all of them must find it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -66,6 +67,8 @@ class World {
 
   // [query_heads, kHeadDim], rounded to the model's dtype.
   std::vector<float> Queries(uint32_t layer, uint32_t fact_idx) const;
+  // Likewise, in the model's dtype.
+  std::vector<std::byte> QueryBytes(uint32_t layer, uint32_t fact_idx) const;
 
   // Attention over every token for every fact's step.
   ExactAnswers AnswerExactly(ThreadPool* pool) const;
