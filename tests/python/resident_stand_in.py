@@ -79,8 +79,9 @@ class StandIn:
         self.states = []  # What the daemon says next, when it is asked.
         self.streams = [StandInStream()]  # The last one is current.
 
-    def attach(self, sequence):
+    def attach(self, sequence, cache_ratio):
         self.attachments += 1
+        self.cache_ratio = cache_ratio
         if self.attachments in self.refuses:
             raise self.refuses[self.attachments]
         assert sequence not in self.attached

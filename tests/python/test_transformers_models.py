@@ -7,7 +7,9 @@ pytest.importorskip("transformers")
 
 import torch_models as small  # noqa: E402
 import wavekv  # noqa: E402
-from transformers import DynamicCache  # noqa: E402
+from torch.nn.attention.bias import CausalBias  # noqa: E402
+from transformers import DynamicCache, StaticCache  # noqa: E402
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS  # noqa: E402
 from wavekv.transformers import SUPPORTED_MODELS, UnsupportedModelError, WaveKVCache  # noqa: E402
 
 
@@ -60,6 +62,32 @@ def test_a_prompt_fed_in_chunks(address, model, chunk):
     cache = WaveKVCache(model.config, address)
     made = small.generate(model, prompts, cache, 5, prefill_chunk_size=chunk)
     small.assert_same_logits(model, prompts, made)
+
+
+@pytest.mark.skipif(small.OLD_TRANSFORMERS, reason="it does not say where a chunk begins")
+@pytest.mark.parametrize("cache_of", ["wavekv", "dynamic", "static"])
+def test_a_chunk_of_a_prompt_makes_no_mask(address, model, cache_of, monkeypatch):
+    prompts = small.make_prompts(2, 90)
+    cache = {
+        "wavekv": lambda: WaveKVCache(model.config, address),
+        "dynamic": lambda: DynamicCache(config=model.config),
+        "static": lambda: StaticCache(config=model.config, max_cache_len=100),
+    }[cache_of]()
+    masks = []
+    make = ALL_MASK_ATTENTION_FUNCTIONS["wavekv"]
+    monkeypatch.setitem(
+        ALL_MASK_ATTENTION_FUNCTIONS, "wavekv",
+        lambda **asked: masks.append(make(**asked)) or masks[-1],
+    )  # fmt: skip
+    with torch.no_grad():
+        found = torch.cat(
+            [model(ids, past_key_values=cache).logits for ids in prompts.ids.split(40, dim=1)], dim=1
+        )
+    expected = small.exact_logits(model, prompts.ids, prompts.mask)
+    torch.testing.assert_close(found, expected, rtol=0, atol=small.LOGITS_TOLERANCE)
+    # A static cache has columns after the newest token, which only a mask can hide.
+    later = torch.Tensor if cache_of == "static" else CausalBias
+    assert [mask if mask is None else type(mask) for mask in masks] == [None, later, later]
 
 
 def test_a_padded_prompt_fed_in_chunks(address, model):

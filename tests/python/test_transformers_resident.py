@@ -27,10 +27,11 @@ def model():
 
 def test_a_generation_attaches_once_and_steps_there(address, model, device):
     prompts = small.make_prompts(3, 37, padding=[9, 0, 30])
-    cache = WaveKVCache(model.config, address)
+    cache = WaveKVCache(model.config, address, cache_ratio=0.25)
     made = small.generate(model, prompts, cache, 8)
     small.assert_same_logits(model, prompts, made)
     assert device.attachments == 3
+    assert device.cache_ratio == 0.25
     assert device.tokens_begun == 7  # The first token is the prompt's.
     assert cache.device_bytes == 3000
     cache.close()

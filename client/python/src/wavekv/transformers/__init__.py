@@ -14,18 +14,18 @@ Needs `pip install 'wavekv[transformers]'`: transformers 4.57 or later, 5.x incl
 """
 
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from wavekv.transformers.attention import wavekv_attention
 from wavekv.transformers.cache import WaveKVCache
 from wavekv.transformers.captured import CapturedPass
+from wavekv.transformers.masks import wavekv_mask
 from wavekv.transformers.models import SUPPORTED_MODELS, UnsupportedModelError, model_shape
 
 ATTENTION = "wavekv"
 
 AttentionInterface.register(ATTENTION, wavekv_attention)
 # Without a mask of the same name transformers passes none, and padding is silently attended.
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+AttentionMaskInterface.register(ATTENTION, wavekv_mask)
 
 __all__ = [
     "ATTENTION",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import CausalBias
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from wavekv.transformers.cache import check_dropped
@@ -41,6 +42,12 @@ def wavekv_attention(
     """
 
     def exact(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        if isinstance(attention_mask, CausalBias):
+            # Without the copies of keys for each query head that transformers makes for any mask.
+            return torch.nn.functional.scaled_dot_product_attention(
+                query, keys, values, attention_mask, dropout, scale=scaling,
+                enable_gqa=query.shape[1] != keys.shape[1],
+            ).transpose(1, 2)  # fmt: skip
         return sdpa_attention_forward(
             module, query, keys, values, attention_mask, dropout, scaling, **kwargs
         )[0]

@@ -100,6 +100,7 @@ class WaveKVCache(Cache):
         index: IndexOptions | None = None,
         fallback: bool = False,
         resident: bool | None = None,
+        cache_ratio: float = 0.0,
         deadline: float = 30.0,
         build_deadline: float = 600.0,
         step_tokens_max: int = STEP_TOKENS_MAX,
@@ -113,9 +114,10 @@ class WaveKVCache(Cache):
         keys and values, if its config does not say. budget: of the retrieval zone, the daemon's
         default if None. resident: take steps on the GPU, in the model's stream, where model and
         daemon are made for it; False: never, True: refuse the first step if that cannot be.
-        deadline: seconds for one step of the daemon; build_deadline: for taking in
-        a prompt's layer, and for clustering a prompt. step_tokens_max: a forward
-        pass of more tokens belongs to a prompt.
+        cache_ratio: of the keys and values of max_tokens, how much a cache of blocks on the GPU
+        holds while steps are taken there (0: 0.05). deadline: seconds for one step of the daemon;
+        build_deadline: for taking in a prompt's layer, and for clustering a prompt. step_tokens_max:
+        a forward pass of more tokens belongs to a prompt.
 
         Raises UnsupportedModelError naming what the model has that WaveKV does not serve,
         InvalidArgumentError when it was loaded with another attention, UnavailableError when no
@@ -134,7 +136,7 @@ class WaveKVCache(Cache):
             index = dataclasses.replace(index, budget=budget)  # For the steps on a GPU.
         options = RowOptions(
             max_tokens or getattr(text, "max_position_embeddings", 0) or _MAX_TOKENS,
-            index, label, resident, deadline,
+            index, label, resident, deadline, cache_ratio,
         )  # fmt: skip
         session = session or connect(
             address, client_name="wavekv.transformers",

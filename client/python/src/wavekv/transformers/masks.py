@@ -1,10 +1,38 @@
-"""What an attention mask says about the rows of a batch: how much padding each has at its left."""
+"""The mask of the attention "wavekv", and what one says about the rows of a batch: how much padding
+each has at its left."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.nn.attention.bias import CausalBias, causal_lower_right
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from wavekv.transformers.models import UnsupportedModelError
+
+
+def wavekv_mask(**asked: Any) -> torch.Tensor | None:
+    """Makes the mask of a pass, as transformers' AttentionMaskInterface asks for it.
+
+    It is that of "sdpa", but for a chunk of a prompt without padding, for which that has an entry for
+    each pair of a query and a key: here PyTorch's CausalBias, which has none, and which its fastest
+    kernels know. transformers 4.57 says where the chunk begins in a tensor alone, and gets the mask.
+    """
+    columns, new_columns = asked["kv_length"], asked.get("q_length")
+    padding = asked.get("attention_mask")
+    if (
+        type(asked.get("q_offset")) is int
+        and asked["q_offset"] + new_columns == columns
+        and 1 < new_columns < columns
+        and asked.get("kv_offset", 0) == 0
+        and asked.get("local_size") is None
+        and asked.get("allow_is_causal_skip", True)
+        and asked.get("mask_function") is causal_mask_function
+        and (padding is None or (padding.shape[-1] == columns and bool(padding.all())))
+    ):
+        return causal_lower_right(new_columns, columns)
+    return sdpa_mask(**asked)
 
 
 def first_columns(
@@ -12,13 +40,13 @@ def first_columns(
 ) -> list[int]:
     """Returns, for each row of the batch, the first column that is a token and not padding.
 
-    mask: None (everything earlier is attended), or [batch or 1, 1, new_tokens, columns], bool (True
+    mask: None or a CausalBias (everything earlier is attended), or [batch or 1, 1, new_tokens, columns], bool (True
     is attended) or additive float. columns counts all tokens so far, the new ones included.
 
     A row of padding only begins at `columns`. Raises UnsupportedModelError for a mask that is
     anything else than causal with padding at the left.
     """
-    if mask is None:
+    if mask is None or isinstance(mask, CausalBias):
         return [0] * batch
     if mask.ndim != 4 or mask.shape[1:] != (1, new_tokens, columns):
         raise UnsupportedModelError(

@@ -72,7 +72,12 @@ class ResidentSteps:
     """
 
     def __init__(
-        self, sequences: list[Sequence], shape: ModelShape, max_tokens: int, deadline: float
+        self,
+        sequences: list[Sequence],
+        shape: ModelShape,
+        max_tokens: int,
+        deadline: float,
+        cache_ratio: float,
     ) -> None:
         """Attaches all sequences, or none: raises what the daemon or the device say then."""
         self._sequences = sequences
@@ -83,7 +88,7 @@ class ResidentSteps:
         self._last_stream: Any = None  # Of the steps.
         with contextlib.ExitStack() as undo:
             for entry, sequence in enumerate(sequences):
-                attachment = sequence.attach_resident()
+                attachment = sequence.attach_resident(cache_ratio=cache_ratio)
                 undo.callback(sequence.detach_resident)
                 self.region_bytes += attachment.region_bytes
                 opened = self._batch.open(attachment)
@@ -185,6 +190,7 @@ def try_resident(
     *,
     budgets: tuple[Budget | None, Budget | None],
     deadline: float,
+    cache_ratio: float,
     required: bool,
 ) -> ResidentSteps | None:
     """Attaches the sequences; None, with a RuntimeWarning that says why, if they cannot be.
@@ -197,7 +203,7 @@ def try_resident(
             raise InvalidArgumentError(
                 f"on a GPU the budget is that of the sequence, {budgets[0]}; found {budgets[1]}"
             )
-        return ResidentSteps(sequences, shape, max_tokens, deadline)
+        return ResidentSteps(sequences, shape, max_tokens, deadline, cache_ratio)
     except _REFUSALS as error:
         if required:
             raise

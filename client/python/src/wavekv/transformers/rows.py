@@ -22,6 +22,7 @@ class RowOptions:
     label: str = ""
     resident: bool | None = None  # Steps on the GPU: where it can be, if None; else an error.
     deadline: float = 30.0  # Seconds that a step on the GPU may wait for the daemon's index.
+    cache_ratio: float = 0.0  # Of the payload, for a block cache on the GPU; 0: the daemon's default.
 
 
 class Rows:
@@ -127,7 +128,8 @@ class Rows:
             self._resident = try_resident(
                 self._sequences, self._shape, self._options.max_tokens,
                 budgets=(self._options.index and self._options.index.budget, budget),
-                deadline=self._options.deadline, required=self._options.resident is True,
+                deadline=self._options.deadline, cache_ratio=self._options.cache_ratio,
+                required=self._options.resident is True,
             )  # fmt: skip
         if self._resident is not None:
             if layer == 0:
