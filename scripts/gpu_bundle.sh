@@ -17,7 +17,7 @@ case "${1:-kernels}" in
   buffer)
     TARGETS=(wavekvd wavebufferd mock_decoder wave_buffer_peer driver_test cuda_buffer_test
       buffer_stager_test staged_attention_test deaths_test needles_test region_view_test
-      resident_batch_test resident_device_test resident_needles_test)
+      resident_batch_test resident_device_test resident_needles_test decode_peer random_deaths_test)
     CUDA=ON
     ;;
   *) die "expected kernels or buffer, found '$1'" ;;

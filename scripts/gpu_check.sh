@@ -3,6 +3,8 @@
 # writes their results as JSON. Usage, in the bundle's folder: ./gpu_check.sh RESULTS [BATCHxTOKENS ...]
 # A python3 with torch gives the time of full attention; without one it is left out. STEPS (50) is
 # the number of steps a row is the median of. What takes longer than PART_S (180) seconds has failed.
+# PARTS names the only parts to run, with spaces between them; ROUNDS (60) is how often random_deaths
+# kills somebody.
 set -euo pipefail
 bundle="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 results="${1:?usage: gpu_check.sh RESULTS [BATCHxTOKENS ...]}"
@@ -19,6 +21,7 @@ used_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | 
 part() {
   local name="$1" outcome="passed" start="$SECONDS"
   shift
+  [ -z "${PARTS:-}" ] || [[ " $PARTS " == *" $name "* ]] || return 0
   timeout "${PART_S:-180}" "$@" >"$results/$name.log" 2>&1 || outcome="FAILED ($?)"
   # A test that finds no device is skipped: here that is a failure.
   ! grep -q SKIPPED "$results/$name.log" || outcome="FAILED (skipped)"
@@ -26,6 +29,14 @@ part() {
   echo "$name: $outcome, $((SECONDS - start)) s"
   printf '{"part": "%s", "outcome": "%s", "seconds": %d}\n' "$name" "$outcome" \
     "$((SECONDS - start))" >>"$results/parts.jsonl"
+}
+
+# The last lines of those parts that ran.
+last_lines() {
+  local name
+  for name in "$@"; do
+    [ ! -f "$results/$name.log" ] || tail -n 1 "$results/$name.log"
+  done
 }
 
 check_buffer() {
@@ -38,7 +49,9 @@ check_buffer() {
   done
   part mock_decoder "$bundle/bin/mock_decoder" --backend=cuda --mode=compare --tokens=131072 \
     --needles=32 --json
-  tail -n 1 "$results/mock_decoder.log" | tee "$results/mock-131072.json"
+  last_lines mock_decoder | tee "$results/mock-131072.json"
+  PART_S="${DEATHS_S:-400}" part random_deaths_test env WAVEKV_TEST_GPU=1 \
+    WAVEKV_TEST_ROUNDS="${ROUNDS:-60}" "$bundle/bin/random_deaths_test"
   if command -v compute-sanitizer >/dev/null; then
     part resident_memcheck compute-sanitizer --tool memcheck --error-exitcode 1 \
       "$bundle/bin/resident_batch_test"
@@ -62,16 +75,16 @@ check_kernels() {
     part "attend-$shape" "$bundle/bin/bench_gpu_attend" --batch="${shape%x*}" --tokens="${shape#*x}" \
       --own=0.05,0.2 --steps="${STEPS:-50}" --full="$results/full.json" \
       --out="$results/attend-$shape.json"
-    grep -E '^[0-9]' "$results/attend-$shape.log" || true
+    grep -sE '^[0-9]' "$results/attend-$shape.log" || true
   done
   part decode-4x122880 "$bundle/bin/bench_gpu_decode" --full="$results/full.json" \
     --out="$results/decode-4x122880.json"
   part stage-8x122880 "$bundle/bin/bench_gpu_stage" --out="$results/stage-8x122880.json"
-  tail -n 1 "$results/decode-4x122880.log" "$results/stage-8x122880.log"
+  last_lines decode-4x122880 stage-8x122880
   for tokens in 122880 1048576; do
     part "build-$tokens" "$bundle/bin/bench_gpu_build" --tokens="$tokens" \
       --out="$results/build-$tokens.json"
-    tail -n 1 "$results/build-$tokens.log"
+    last_lines "build-$tokens"
   done
 }
 

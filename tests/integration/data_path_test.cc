@@ -21,15 +21,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kTokens = 3000;
 
-bool Eventually(const std::function<bool()>& done) {
-  const auto end = Clock::now() + seconds(30);
-  while (Clock::now() < end) {
-    if (done()) return true;
-    std::this_thread::yield();
-  }
-  return done();
-}
-
 class DataPathTest : public SdkTest {
  protected:
   std::unique_ptr<client::Session> ConnectBy(bool shared_memory, milliseconds lease = {}) {

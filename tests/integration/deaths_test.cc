@@ -3,9 +3,7 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <chrono>
-#include <functional>
 #include <future>
 #include <thread>
 
@@ -23,15 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr milliseconds kDeadline(3000);
 // What a busy test machine may add to a deadline.
 constexpr milliseconds kMargin(3000);
-
-// Calls `done` until it is true or the time is up.
-bool Eventually(const std::function<bool()>& done, milliseconds timeout) {
-  const auto end = Clock::now() + timeout;
-  while (Clock::now() < end) {
-    if (done()) return true;
-  }
-  return done();
-}
 
 bool IsAway(const absl::Status& status) {
   return status.code() == absl::StatusCode::kUnavailable ||
@@ -186,13 +175,6 @@ TEST_F(DeathsTest, WaveBufferKilledOrStopped) {
     session_.reset();
     daemons_.reset();
   }
-}
-
-bool HoldsNothing(const v1::GetStatsReply& stats) {
-  return stats.pool_reserved_bytes() == 0 && stats.pool_allocated_bytes() == 0 &&
-         stats.index_bytes() == 0 &&
-         std::all_of(stats.tenants().begin(), stats.tenants().end(),
-                     [](const v1::TenantStats& tenant) { return tenant.sequences() == 0; });
 }
 
 struct KillRow {

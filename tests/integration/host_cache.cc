@@ -100,10 +100,11 @@ HostCache::Exact HostCache::Attend(uint32_t layer, std::span<const float> querie
     const uint32_t kv_head = query_head / shape_.group_size();
     std::vector<double> logits(count);
     double max = -std::numeric_limits<double>::infinity();
+    const float* const query = queries.data() + query_head * shape_.key_dim;
     for (uint64_t position = 0; position < count; ++position) {
+      const float* const key = keys_.data() + Index(layer, position, kv_head, 0, shape_.key_dim);
       for (uint32_t d = 0; d < shape_.key_dim; ++d) {
-        logits[position] += static_cast<double>(queries[query_head * shape_.key_dim + d]) *
-                            Key(layer, position, kv_head, d);
+        logits[position] += static_cast<double>(query[d]) * key[d];
       }
       logits[position] *= shape_.softmax_scale;
       max = std::max(max, logits[position]);
@@ -113,9 +114,9 @@ HostCache::Exact HostCache::Attend(uint32_t layer, std::span<const float> querie
     for (uint64_t position = 0; position < count; ++position) {
       const double weight = std::exp(logits[position] - max);
       mass += weight;
-      for (uint32_t d = 0; d < shape_.value_dim; ++d) {
-        out[d] += weight * Value(layer, position, kv_head, d);
-      }
+      const float* const value =
+          values_.data() + Index(layer, position, kv_head, 0, shape_.value_dim);
+      for (uint32_t d = 0; d < shape_.value_dim; ++d) out[d] += weight * value[d];
     }
     for (uint32_t d = 0; d < shape_.value_dim && count > 0; ++d) out[d] /= mass;
     exact.lse.push_back(count > 0 ? max + std::log(mass) : max);

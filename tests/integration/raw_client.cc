@@ -1,5 +1,6 @@
 #include "tests/integration/raw_client.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
@@ -155,6 +156,13 @@ absl::Status RawClient::CheckHealth() {
   // HealthCheckResponse{status: SERVING}
   if (replies.size() == 1 && replies[0] == std::string("\x08\x01", 2)) return absl::OkStatus();
   return absl::UnavailableError("the health service does not say SERVING");
+}
+
+bool HoldsNothing(const v1::GetStatsReply& stats) {
+  return stats.pool_reserved_bytes() == 0 && stats.pool_allocated_bytes() == 0 &&
+         stats.index_bytes() == 0 &&
+         std::all_of(stats.tenants().begin(), stats.tenants().end(),
+                     [](const v1::TenantStats& tenant) { return tenant.sequences() == 0; });
 }
 
 }  // namespace wavekv::integration

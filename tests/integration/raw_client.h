@@ -12,6 +12,9 @@
 
 namespace wavekv::integration {
 
+// Whether no sequence of those that the caller may see holds anything.
+bool HoldsNothing(const v1::GetStatsReply& stats);
+
 // An attached client. Every call has a deadline. Thread-safe.
 class RawClient {
  public:

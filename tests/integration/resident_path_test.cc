@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -27,13 +26,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr seconds kPatience(60);
 constexpr double kTolerance = 1e-6;  // Float64 over the same rows; logits of the CPU's are exact.
-
-uint64_t FreshSeed() {
-  const uint64_t seed = std::random_device()();
-  ::testing::Test::RecordProperty("seed", std::to_string(seed));
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
 
 double Distance(std::span<const double> found, std::span<const double> exact) {
   double worst = 0;

@@ -1,9 +1,15 @@
 // A test with daemons of its own and a session with them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
 #include <memory>
+#include <random>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "client/session.h"
@@ -29,6 +35,26 @@ inline absl::Status StatusOf(const absl::Status& status) { return status; }
 template <class T>
 absl::Status StatusOf(const absl::StatusOr<T>& result) {
   return result.status();
+}
+
+// A fresh seed, printed; WAVEKV_TEST_SEED repeats one.
+inline uint64_t FreshSeed() {
+  const char* const wanted = std::getenv("WAVEKV_TEST_SEED");
+  const uint64_t seed =
+      wanted == nullptr ? std::random_device()() : std::strtoull(wanted, nullptr, 10);
+  std::cout << "WAVEKV_TEST_SEED=" << seed << std::endl;
+  return seed;
+}
+
+// Calls `done` until it is true or the time is up.
+inline bool Eventually(const std::function<bool()>& done,
+                       std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  while (std::chrono::steady_clock::now() < end) {
+    if (done()) return true;
+    std::this_thread::yield();
+  }
+  return done();
 }
 
 class SdkTest : public testing::Test {

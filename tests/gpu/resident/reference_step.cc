@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -59,18 +60,18 @@ struct ReferenceStep::Attention {
 ReferenceStep::ReferenceStep(std::byte* region, std::vector<std::span<const std::byte>> windows,
                              uint32_t group, double scale)
     : region_(region),
-      header_(reinterpret_cast<ResidentHeader*>(region)),
+      header_(*reinterpret_cast<const ResidentHeader*>(region)),
       windows_(std::move(windows)),
       group_(group),
       scale_(scale) {
-  WAVEKV_CHECK(header_->magic == kResidentMagic && header_->version == kResidentVersion,
+  WAVEKV_CHECK(header_.magic == kResidentMagic && header_.version == kResidentVersion,
                "a step runs over a resident region");
 }
 
 double ReferenceStep::Element(const std::byte* row, uint32_t dim) const {
   uint16_t bits;
   std::memcpy(&bits, row + dim * sizeof(bits), sizeof(bits));
-  const bool bf16 = header_->element == static_cast<uint32_t>(gpu::Element::kBF16);
+  const bool bf16 = header_.element == static_cast<uint32_t>(gpu::Element::kBF16);
   return bf16 ? BF16ToFloat(bits) : F16ToFloat(bits);
 }
 
@@ -87,21 +88,36 @@ bool ReferenceStep::Fits(const Unit& unit) const {
          published.sink_count <= kSinkRows && published.retrieve_count <= gpu::kRetrieveMax;
 }
 
+bool ReferenceStep::HeaderIsThere() const {
+  const auto* const expected = reinterpret_cast<const uint64_t*>(&header_);
+  auto* const found = ArrayAt<uint64_t>(region_, 0);
+  constexpr size_t kWords = offsetof(ResidentHeader, state) / sizeof(uint64_t);
+  for (size_t i = 0; i < kWords; ++i) {
+    if (LoadWhole(&found[i]) != expected[i]) return false;
+  }
+  return true;
+}
+
 void ReferenceStep::Begin(uint32_t layer, std::span<const std::byte> keys,
                           std::span<const std::byte> values) {
-  WAVEKV_CHECK(layer < header_->layer_count, "layer is one of the sequence's");
-  units_.assign(header_->kv_head_count, {});
+  WAVEKV_CHECK(layer < header_.layer_count, "layer is one of the sequence's");
+  units_.assign(header_.kv_head_count, {});
+  if (!HeaderIsThere()) {
+    for (Unit& unit : units_) unit.head.is = StepHead::Is::kRefused;
+    return;
+  }
   for (uint32_t i = 0; i < units_.size(); ++i) {
     Unit& unit = units_[i];
-    const uint32_t number = layer * header_->kv_head_count + i;
-    unit.base = region_ + header_->units_offset + number * layout().unit_bytes;
-    unit.state = ArrayAt<gpu::HeadState>(region_, header_->states_offset) + number;
+    const uint32_t number = layer * header_.kv_head_count + i;
+    unit.base = region_ + header_.units_offset + number * layout().unit_bytes;
+    unit.state = ArrayAt<gpu::HeadState>(region_, header_.states_offset) + number;
     unit.started = LoadWhole(&unit.state->completed_epoch) + 1;
     StoreWhole(&unit.state->started, unit.started);
   }
   // Whoever takes something away looks at `started` afterwards: one of the two sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool open = LoadWhole(&header_->state) == kRegionOpen;
+  const bool open =
+      LoadWhole(ArrayAt<uint64_t>(region_, offsetof(ResidentHeader, state))) == kRegionOpen;
   for (uint32_t i = 0; i < units_.size(); ++i) {
     Unit& unit = units_[i];
     const uint64_t published = LoadWhole(&unit.state->published);
@@ -140,13 +156,13 @@ void ReferenceStep::Append(const std::byte* key, const std::byte* value, Unit* u
 }
 
 void ReferenceStep::Rank(std::span<const float> queries) {
-  WAVEKV_CHECK(queries.size() == units_.size() * group_ * header_->head_dim,
+  WAVEKV_CHECK(queries.size() == units_.size() * group_ * header_.head_dim,
                "every query head asks");
   queries_.assign(queries.begin(), queries.end());
   for (uint32_t i = 0; i < units_.size(); ++i) {
     Unit& unit = units_[i];
     if (unit.head.is != StepHead::Is::kAttended) continue;
-    const size_t of_unit = size_t{group_} * header_->head_dim;
+    const size_t of_unit = size_t{group_} * header_.head_dim;
     Score(queries.subspan(i * of_unit, of_unit), &unit);
     Choose(&unit);
     LookUp(&unit);
@@ -160,7 +176,7 @@ void ReferenceStep::Claim() {
 }
 
 void ReferenceStep::Score(std::span<const float> queries, Unit* unit) const {
-  const uint32_t dim = header_->head_dim, count = unit->published.cluster_count;
+  const uint32_t dim = header_.head_dim, count = unit->published.cluster_count;
   const uint16_t* const sizes = Sizes(*unit);
   const auto* codes = ArrayAt<int8_t>(unit->base, layout().centroids_offset);
   const auto* scales = ArrayAt<float>(unit->base, layout().centroid_scales_offset);
@@ -320,7 +336,7 @@ void ReferenceStep::CollectSteadyRows(Unit* unit) const {
 }
 
 void ReferenceStep::Estimate(const Unit& unit, uint32_t query_head, Attention* attention) const {
-  const uint32_t dim = header_->head_dim, count = unit.published.cluster_count;
+  const uint32_t dim = header_.head_dim, count = unit.published.cluster_count;
   const auto* codes = ArrayAt<int8_t>(unit.base, layout().value_means_offset);
   const auto* scales = ArrayAt<float>(unit.base, layout().value_scales_offset);
   const auto* segments = ArrayAt<uint16_t>(unit.base, layout().cluster_segment_offset);
@@ -337,6 +353,7 @@ void ReferenceStep::Estimate(const Unit& unit, uint32_t query_head, Attention* a
 }
 
 void ReferenceStep::Complete(const Unit& unit) const {
+  if (unit.state == nullptr) return;  // There was no region any more.
   if (unit.head.is == StepHead::Is::kAttended) {
     StoreWhole(&unit.state->appended_settled, LoadWhole(&unit.state->appended));
     StoreWhole(&unit.state->log_settled, unit.log_end);
@@ -345,7 +362,7 @@ void ReferenceStep::Complete(const Unit& unit) const {
 }
 
 StepResult ReferenceStep::Attend() {
-  const uint32_t dim = header_->head_dim;
+  const uint32_t dim = header_.head_dim;
   StepResult result;
   for (uint32_t i = 0; i < units_.size(); ++i) {
     Unit& unit = units_[i];

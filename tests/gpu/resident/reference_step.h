@@ -97,8 +97,9 @@ class ReferenceStep {
   };
   struct Attention;
 
-  const UnitLayout& layout() const { return header_->unit; }
-  size_t row_bytes() const { return size_t{header_->head_dim} * 2; }
+  const UnitLayout& layout() const { return header_.unit; }
+  size_t row_bytes() const { return size_t{header_.head_dim} * 2; }
+  bool HeaderIsThere() const;
   double Element(const std::byte* row, uint32_t dim) const;
   const uint16_t* Sizes(const Unit& unit) const;
   bool Fits(const Unit& unit) const;
@@ -115,7 +116,7 @@ class ReferenceStep {
   void Complete(const Unit& unit) const;
 
   std::byte* const region_;
-  ResidentHeader* const header_;
+  const ResidentHeader header_;  // As it was: a region that is closed may be wiped at any time.
   const std::vector<std::span<const std::byte>> windows_;
   const uint32_t group_;
   const double scale_;
