@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import torch_models as small  # noqa: E402
 import wavekv  # noqa: E402
 from resident_stand_in import device, state  # noqa: E402, F401
-from wavekv.transformers import WaveKVCache  # noqa: E402
+from wavekv.transformers import WaveKVCache, resident  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -176,3 +176,11 @@ def test_steps_on_the_gpu_can_be_declined(address, model, device):
     made = small.generate(model, prompts, cache, 6)
     small.assert_same_logits(model, prompts, made)
     assert not device.attachments
+
+
+def test_tensors_are_lent_without_ordering_streams():
+    states = torch.arange(6.0)
+    # Asked for a stream, torch refuses a tensor of the CPU; on a GPU it would make events.
+    borrowed = torch.utils.dlpack.from_dlpack(resident._Ordered(states).__dlpack__(stream=1234))
+    assert borrowed.data_ptr() == states.data_ptr()
+    assert torch.equal(borrowed, states)

@@ -24,7 +24,7 @@ SMALL = [
 def run(*flags):
     return subprocess.run(
         [sys.executable, BENCH, *SMALL, *flags], capture_output=True, text=True, check=False,
-        timeout=300, env={**os.environ, "WAVEKV_BIN_DIR": str(BIN)},
+        timeout=300, env={**os.environ, "WAVEKV_BIN_DIR": str(BIN), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 

