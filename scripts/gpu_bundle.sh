@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Builds what runs on a GPU machine and packs it with the shared libraries it needs, so that it runs
-# where Debian's are not installed. Two bundles, each small enough to carry:
-#   kernels  tests and benchmarks of the CUDA kernels
-#   buffer   the daemons, and the tests of the wave buffer and of the SDK that take a real GPU
-# Both need the CUDA Toolkit.
-# Usage: scripts/gpu_bundle.sh [kernels|buffer] [FOLDER]   (default: kernels, build/gpu-bundle)
+# where Debian's are not installed. Three bundles, each small enough to carry:
+#   kernels   tests and benchmarks of the CUDA kernels
+#   buffer    the daemons, and the tests of the wave buffer that take a real GPU
+#   resident  the daemons, the mock decoder, and the tests of the SDK's kernels at work with them
+# All need the CUDA Toolkit.
+# Usage: scripts/gpu_bundle.sh [kernels|buffer|resident] [FOLDER]   (default: kernels,
+# build/gpu-bundle)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -16,19 +18,25 @@ case "${1:-kernels}" in
     ;;
   buffer)
     TARGETS=(wavekvd wavebufferd mock_decoder wave_buffer_peer driver_test cuda_buffer_test
-      buffer_stager_test staged_attention_test deaths_test needles_test region_view_test
-      resident_batch_test resident_device_test resident_needles_test decode_peer random_deaths_test)
+      buffer_stager_test staged_attention_test deaths_test needles_test)
     CUDA=ON
     ;;
-  *) die "expected kernels or buffer, found '$1'" ;;
+  resident)
+    TARGETS=(wavekvd wavebufferd mock_decoder decode_peer region_view_test resident_batch_test
+      resident_device_test resident_needles_test random_deaths_test)
+    CUDA=ON
+    ;;
+  *) die "expected kernels, buffer or resident, found '$1'" ;;
 esac
 BYTES_MAX=$((45 * 1000 * 1000))
 folder="${2:-$ROOT/build/gpu-bundle}"
 
 say "building ${TARGETS[*]}"
 # Each program, and what it loads, looks for libraries beside the program (an RPATH: a RUNPATH does
-# not reach the libraries' own needs); nothing else on the machine is affected.
+# not reach the libraries' own needs); nothing else on the machine is affected. Kernels are packed
+# tightly: every program has its own.
 (cd "$ROOT" && cmake --preset release -DWAVEKV_CUDA="$CUDA" -DWAVEKV_BENCH=ON \
+  -DCMAKE_CUDA_FLAGS=--compress-mode=size \
   -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null)
 cmake --build "$ROOT/build/release" -j"$JOBS" --target "${TARGETS[@]}"
 
