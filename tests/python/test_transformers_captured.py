@@ -46,9 +46,20 @@ class Decoder:
 
     def step(self):
         """One token without a graph."""
-        mask = torch.ones(len(self._token), self.cache.get_seq_length() + 1, dtype=torch.long)
-        mask[:, : self._prompts.mask.shape[1]] = self._prompts.mask
-        self._take(self._pass(attention_mask=mask))
+        self._take(self._pass(attention_mask=self._mask()))
+
+    def extend(self, tokens):
+        """The next message: several random tokens, in place of the one that was chosen."""
+        ids = small.make_prompts(len(self._token), tokens).ids
+        self._made[-1] = ids
+        mask = torch.cat([self._mask(), torch.ones_like(ids)], dim=1)[:, :-1]
+        positions = self._position + torch.arange(tokens)
+        logits = self._model(
+            ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache
+        ).logits
+        self._logits.extend(logits[:, :-1].unbind(1))
+        self._position += tokens - 1
+        self._take(logits)
 
     def capture(self):
         self._graph = StandInGraph(self._device)
@@ -65,6 +76,11 @@ class Decoder:
         """As small.assert_same_logits wants it."""
         sequences = torch.cat([self._prompts.ids, *self._made], dim=1)
         return types.SimpleNamespace(sequences=sequences, logits=self._logits)
+
+    def _mask(self):
+        mask = torch.ones(len(self._token), self.cache.get_seq_length() + 1, dtype=torch.long)
+        mask[:, : self._prompts.mask.shape[1]] = self._prompts.mask
+        return mask
 
     def _pass(self, **options):
         return self._model(
@@ -137,7 +153,7 @@ def test_a_cache_whose_steps_are_not_on_the_gpu_is_refused(address, model, devic
 
 
 @pytest.mark.parametrize("change", ["crop", "fork", "reorder", "several tokens", "reset"])
-def test_what_ends_the_steps_ends_the_graph(decoder, model, device, change):
+def test_no_replay_while_the_rows_are_elsewhere(decoder, model, device, change):
     decoder.capture()
     decoder.replay()
     cache, old = decoder.cache, decoder.captured
@@ -154,26 +170,40 @@ def test_what_ends_the_steps_ends_the_graph(decoder, model, device, change):
     else:
         cache.reset()
     columns = cache.get_seq_length()
-    with pytest.raises(wavekv.FailedPreconditionError, match="that have ended.*capture again"):
+    with pytest.raises(wavekv.FailedPreconditionError, match="not on the GPU any more"):
         old.advance()
     assert cache.get_seq_length() == columns
     assert not device.attached
 
 
-def test_a_later_attachment_needs_a_graph_of_its_own(decoder, model, device):
-    decoder.capture()
-    old = decoder.captured
-    cache = decoder.cache
-    ids = small.make_prompts(2, 40).ids
-    mask = torch.cat([decoder.prompts.mask, torch.ones(2, 41)], dim=1)
-    model(ids, attention_mask=mask, past_key_values=cache)
-    decoder.step()
-    assert len(device.attached) == 2
-    with pytest.raises(wavekv.FailedPreconditionError, match="have ended"):
-        old.advance()
+def test_a_graph_goes_on_after_the_next_prompt(decoder, model, device):
     decoder.capture()
     decoder.replay()
-    assert cache.get_seq_length() == 37 + 1 + 40 + 2
+    decoder.extend(40)
+    decoder.step()
+    assert device.attachments == 4
+    for _ in range(3):
+        decoder.replay()
+    assert decoder.cache.get_seq_length() == 37 + 2 + 40 + 4
+    assert (device.tokens_reserved, device.tokens_begun) == (6, 6)
+    small.assert_same_logits(model, decoder.prompts, decoder.made)
+
+
+@pytest.mark.parametrize("change", ["reset", "fewer rows"])
+def test_other_rows_need_a_graph_of_their_own(decoder, model, device, change):
+    decoder.capture()
+    cache = decoder.cache
+    kept = 1 if change == "fewer rows" else 2
+    if change == "reset":
+        cache.reset()
+    else:
+        cache.batch_select_indices(torch.tensor([1]))
+    ids = small.make_prompts(kept, 40).ids
+    model(ids, past_key_values=cache)
+    model(ids[:, :1], past_key_values=cache)
+    assert len(device.attached) == kept
+    with pytest.raises(wavekv.FailedPreconditionError, match="other rows.*Capture again"):
+        decoder.captured.advance()
 
 
 def test_only_one_pass_of_one_token_is_captured(decoder, model):

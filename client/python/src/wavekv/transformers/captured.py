@@ -14,13 +14,15 @@ from wavekv.transformers.resident import ResidentSteps
 class CapturedPass:
     """A pass of one token a row that WaveKVCache.capturing() saw go into a CUDA graph.
 
-    It is good for as long as the cache's steps stay on the GPU: passes of several tokens, crop,
-    reordering, fork, reset and close end that, passes of one token without the graph do not. A graph
-    replayed after the end attends over nothing. It keeps the cache, and what the graph's kernels
-    read: destroy the graph first. For the thread that uses the cache.
+    Passes of one token without the graph may come between replays. Passes of several tokens, crop,
+    reordering and fork take the rows off the GPU: after the next prompt, and a token without the
+    graph, it is good again. It ends with a reset, with close, and when rows are added or removed. A
+    graph that is replayed while the rows are not on the GPU attends over nothing. The object keeps
+    the cache, and what the graph's kernels read: destroy the graph first. For the thread that uses
+    the cache.
 
     Attributes:
-      steps: that the graph is part of.
+      batch: that the graph's kernels work for.
       complete: all layers were captured.
     """
 
@@ -28,8 +30,9 @@ class CapturedPass:
         self, steps: ResidentSteps, layers: int, advance: Callable[[CapturedPass], None]
     ) -> None:
         """advance: counts a token of the cache for this pass."""
-        self.steps = steps
+        self.batch = steps.batch
         self.complete = False
+        self._steps: ResidentSteps | None = steps  # While it is captured.
         self._layers = layers
         self._advance = advance
         self._begun = 0  # Layers so far.
@@ -41,8 +44,8 @@ class CapturedPass:
         Waits only when the daemon is so far behind that the rows have no room for a token, as a
         pass without a graph would.
 
-        Raises FailedPreconditionError when the graph must not be replayed any more, and the
-        WaveKVError that a pass would raise when the daemon fails.
+        Raises FailedPreconditionError when the graph must not be replayed now, and the WaveKVError
+        that a pass would raise when the daemon fails.
         """
         self._advance(self)
 
@@ -73,10 +76,12 @@ class CapturedPass:
                 "an attention mask inside capturing(): call the model without attention_mask, the "
                 "padding of the rows is known from the prompt"
             )
-        return self.steps.submit(layer, query, keys, values)
+        assert self._steps is not None
+        return self._steps.submit(layer, query, keys, values)
 
     def finish(self) -> None:
-        """Checks that nothing is missing."""
+        """Ends the capture; checks that nothing is missing."""
+        self._steps = None
         if self._begun != self._layers:
             raise FailedPreconditionError(
                 f"{self._begun} of {self._layers} layers were attended inside capturing(), expected "

@@ -68,21 +68,17 @@ class ResidentSteps:
     which a sequence's ring of exact tokens has no room.
 
     Attributes:
+      batch: the wavekv.gpu.ResidentBatch, which outlives them: a graph knows nothing else.
       region_bytes: of GPU memory that the sequences hold.
     """
 
     def __init__(
-        self,
-        sequences: list[Sequence],
-        shape: ModelShape,
-        max_tokens: int,
-        deadline: float,
-        cache_ratio: float,
+        self, sequences: list[Sequence], batch: Any, deadline: float, cache_ratio: float
     ) -> None:
         """Attaches all sequences, or none: raises what the daemon or the device say then."""
         self._sequences = sequences
         self._deadline = deadline
-        self._batch = _new_batch(shape, max_tokens, len(sequences))
+        self.batch = batch
         self._covered = [0] * len(sequences)
         self.region_bytes = 0
         self._last_stream: Any = None  # Of the steps.
@@ -91,8 +87,9 @@ class ResidentSteps:
                 attachment = sequence.attach_resident(cache_ratio=cache_ratio)
                 undo.callback(sequence.detach_resident)
                 self.region_bytes += attachment.region_bytes
-                opened = self._batch.open(attachment)
-                self._batch.set_sequence(entry, opened, self._stream())
+                opened = batch.open(attachment)
+                batch.set_sequence(entry, opened, self._stream())
+                undo.callback(batch.set_sequence, entry, None, self._stream())
             undo.pop_all()
 
     def reserve(self) -> None:
@@ -104,9 +101,9 @@ class ResidentSteps:
         self._last_stream = self._stream()
         for entry, sequence in enumerate(self._sequences):
             self._check(entry, sequence)
-            if self._batch.room(entry) == 0:
+            if self.batch.room(entry) == 0:
                 self._wait_for_room(entry, sequence)
-        self._batch.reserve_token()
+        self.batch.reserve_token()
 
     def submit(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -119,11 +116,11 @@ class ResidentSteps:
         """
         stream = self._stream()
         if layer == 0:
-            self._batch.begin_token(stream)
+            self.batch.begin_token(stream)
         q, k, v = (states.detach()[:, :, 0].contiguous() for states in (queries, keys, values))
         out = torch.empty_like(q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        self._batch.attend(
+        self.batch.attend(
             layer, _Ordered(q), _Ordered(out), _Ordered(lse), stream,
             keys=_Ordered(k), values=_Ordered(v),
         )  # fmt: skip
@@ -141,7 +138,7 @@ class ResidentSteps:
         for entry, sequence in enumerate(self._sequences):
             for call in (
                 lambda entry=entry, sequence=sequence: self._check(entry, sequence),
-                lambda entry=entry: self._batch.set_sequence(entry, None, stream),
+                lambda entry=entry: self.batch.set_sequence(entry, None, stream),
                 sequence.detach_resident,
             ):
                 try:
@@ -152,7 +149,7 @@ class ResidentSteps:
             raise errors[0]
 
     def _check(self, entry: int, sequence: Sequence) -> None:
-        outcome = self._batch.outcome(entry)
+        outcome = self.batch.outcome(entry)
         if outcome in ("pending", "attending"):
             return
         try:
@@ -166,27 +163,28 @@ class ResidentSteps:
 
     def _wait_for_room(self, entry: int, sequence: Sequence) -> None:
         end = time.monotonic() + self._deadline
-        while self._batch.room(entry) == 0:
+        while self.batch.room(entry) == 0:
             left = end - time.monotonic()
             if left <= 0:
                 raise UnavailableError(
                     f"row {entry}: the daemon has clustered {self._covered[entry]} of "
-                    f"{self._batch.tokens(entry)} tokens and did not go on for {self._deadline} s"
+                    f"{self.batch.tokens(entry)} tokens and did not go on for {self._deadline} s"
                 )
             state = sequence.resident_status(self._covered[entry], wait=min(_WAIT, left))
             if state.ended is not None:
                 raise state.ended
             self._covered[entry] = state.steady_first
-            self._batch.note_covered(entry, state.steady_first)
+            self.batch.note_covered(entry, state.steady_first)
 
     def _stream(self) -> Any:
-        return torch.cuda.current_stream(self._batch.device)
+        return torch.cuda.current_stream(self.batch.device)
 
 
 def try_resident(
     sequences: list[Sequence],
     shape: ModelShape,
     max_tokens: int,
+    batch: Any = None,
     *,
     budgets: tuple[Budget | None, Budget | None],
     deadline: float,
@@ -195,15 +193,18 @@ def try_resident(
 ) -> ResidentSteps | None:
     """Attaches the sequences; None, with a RuntimeWarning that says why, if they cannot be.
 
-    budgets: that of the sequences, and that of the steps. required: raise instead. A daemon that
-    fails in any other way is an exception in both cases.
+    batch: one of earlier steps of as many sequences, a new one if None. budgets: that of the
+    sequences, and that of the steps. required: raise instead. A daemon that fails in any other way is
+    an exception in both cases.
     """
     try:
         if budgets[1] not in (None, budgets[0]):
             raise InvalidArgumentError(
                 f"on a GPU the budget is that of the sequence, {budgets[0]}; found {budgets[1]}"
             )
-        return ResidentSteps(sequences, shape, max_tokens, deadline, cache_ratio)
+        if batch is None:
+            batch = _new_batch(shape, max_tokens, len(sequences))
+        return ResidentSteps(sequences, batch, deadline, cache_ratio)
     except _REFUSALS as error:
         if required:
             raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
+from typing import Any
 
 import torch
 
@@ -48,6 +50,8 @@ class Rows:
         self._padding = [0] * batch
         self._sequences = [self._create() for _ in range(batch)]
         self._resident: ResidentSteps | None = None
+        # Of the last steps on the GPU, and of the next if a graph keeps it.
+        self._batch: weakref.ref[Any] | None = None
         self._may_attach = False
         self.counters = StepCounters()
 
@@ -127,10 +131,13 @@ class Rows:
             self._may_attach = False
             self._resident = try_resident(
                 self._sequences, self._shape, self._options.max_tokens,
+                self._batch and self._batch(),
                 budgets=(self._options.index and self._options.index.budget, budget),
                 deadline=self._options.deadline, cache_ratio=self._options.cache_ratio,
                 required=self._options.resident is True,
             )  # fmt: skip
+            if self._resident is not None:
+                self._batch = weakref.ref(self._resident.batch)
         if self._resident is not None:
             if layer == 0:
                 self._resident.reserve()
@@ -182,6 +189,8 @@ class Rows:
             chosen.append(old[source].fork() if source in taken else old[source])
             taken.add(source)
         self._sequences = chosen
+        if len(chosen) != len(old):
+            self._batch = None
         self._padding = [padding[source] for source in sources]
 
     def truncate(self, columns: int) -> None:
@@ -202,7 +211,7 @@ class Rows:
             sequence.fork() if sequence.token_count() else self._create()
             for sequence in self._sequences
         ]
-        copy._resident, copy._may_attach = None, False
+        copy._resident, copy._batch, copy._may_attach = None, None, False
         copy.counters = StepCounters()
         return copy
 

@@ -234,14 +234,19 @@ class Store:
         self._refuse_lost()
         if not captured.complete:
             raise FailedPreconditionError("advance() of a pass whose capture failed")
-        if self.rows is None or self.rows.resident is not captured.steps:
+        steps = self.rows.resident if self.rows else None
+        if steps is None:
             raise FailedPreconditionError(
-                "the graph was captured for steps on the GPU that have ended: a pass of several "
-                "tokens, crop, reordering, fork, reset and close end them. Take a token without a "
-                "graph, and capture again"
+                "steps are not on the GPU any more: a pass of several tokens, crop, reordering, fork "
+                "and reset end them. Take a token without a graph first"
+            )
+        if steps.batch is not captured.batch:
+            raise FailedPreconditionError(
+                "the graph was captured for other rows: reset, or rows that were added or removed, "
+                "came between. Capture again"
             )
         try:
-            captured.steps.reserve()
+            steps.reserve()
         except WaveKVError as error:
             self.lose(error, "before a replay")
         self.columns = [columns + 1 for columns in self.columns]
