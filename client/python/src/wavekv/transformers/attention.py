@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention.bias import CausalBias
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from wavekv.transformers.cache import check_dropped
 from wavekv.transformers.models import UnsupportedModelError
@@ -43,11 +43,7 @@ def wavekv_attention(
 
     def exact(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         if isinstance(attention_mask, CausalBias):
-            # Without the copies of keys for each query head that transformers makes for any mask.
-            return torch.nn.functional.scaled_dot_product_attention(
-                query, keys, values, attention_mask, dropout, scale=scaling,
-                enable_gqa=query.shape[1] != keys.shape[1],
-            ).transpose(1, 2)  # fmt: skip
+            return _attend_tail(query, keys, values, attention_mask, dropout, scaling).transpose(1, 2)
         return sdpa_attention_forward(
             module, query, keys, values, attention_mask, dropout, scaling, **kwargs
         )[0]
@@ -68,3 +64,24 @@ def wavekv_attention(
     return key.store.attend(
         key.layer, query, keys, values, attention_mask, scaling, exact
     ), None
+
+
+def _attend_tail(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: CausalBias,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attention of the newest tokens over all: query [batch, query_heads, n, dim], keys and values
+    [batch, kv_heads, columns, dim]. Returns [batch, query_heads, n, value_dim]."""
+    group = query.shape[1] // keys.shape[1]
+    # The flash kernel reads a key once for its group of queries; the others want a copy for each,
+    # and without it fall back to one that holds all logits.
+    shared = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    if not shared:
+        keys, values = repeat_kv(keys, group), repeat_kv(values, group)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, keys, values, mask, dropout, scale=scaling, enable_gqa=shared and group > 1
+    )
