@@ -36,7 +36,7 @@ constexpr int kRoundsByDefault = 9;
 // Until an engine is where it is to be met: it waits for a minute itself.
 constexpr seconds kPatience(90);
 // Until an engine has noticed that a daemon is gone: some deadlines of its own.
-constexpr seconds kNotice(30);
+constexpr seconds kNotice(60);
 constexpr milliseconds kDelayMax(30);  // After the line that an engine is met at.
 
 // What the driver may keep for itself: less than one tenant's buffer here.
@@ -108,7 +108,7 @@ class RandomDeathsTest : public SdkTest {
                                               .small_segment_tokens = kResidentSmallSegmentTokens});
     ASSERT_OK(StatusOf(plan));
     const uint64_t bytes = plan->region_bytes * 5 / 2 + TenantBuffer::BytesMin(1024);
-    Start({.wavekvd_flags = {"--lease_ms=500", absl::StrCat("--wave_buffer_bytes=", bytes)},
+    Start({.wavekvd_flags = {"--lease_ms=3000", absl::StrCat("--wave_buffer_bytes=", bytes)},
            .backend = "cuda"});
     session_.reset();
   }
@@ -179,6 +179,9 @@ TEST_F(RandomDeathsTest, SurvivorsServeTheNextEngine) {
   const std::unique_ptr<Process> last = StartEngine(deaths.Below(UINT32_MAX));
   ASSERT_NE(last, nullptr);
   ASSERT_EQ(last->WaitForExit(kPatience), int{kPeerDecoded}) << last->Output();
+  ASSERT_TRUE(last->WaitForOutput(", of the log mass", kNotice)) << last->Output();
+  const std::string output = last->Output();
+  std::printf("%s\n", output.substr(output.rfind("decode_peer:")).c_str());
   const auto raw = RawClient::Attach(daemons().address());
   ASSERT_OK(raw.status());
   EXPECT_TRUE(Eventually([&] {
