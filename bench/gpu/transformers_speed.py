@@ -24,6 +24,7 @@ import gc
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,23 @@ def main(argv: list[str] | None = None) -> int:
     with torch.inference_mode():
         model = _model(args)
         for batch, need in needs.items():
-            report["rows"].append(_compare(args, model, batch, need))
+            row: dict[str, Any] = {"batch": batch}
+            report["rows"].append(row)
+            try:
+                _compare(args, model, batch, need, row)
+            except Exception as error:  # What was measured until then, and the next batch, stay.
+                traceback.print_exc()
+                row["error"] = f"{type(error).__name__}: {error}"[:2000]
+            _free()
             if args.out:
                 args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for row in report["rows"]:
-        _print(row)
+        if "error" in row:
+            print(f"\nbatch {row['batch']}: {row['error']}")
+        else:
+            _print(row)
     print(json.dumps(report))
-    return 0
+    return int(any("error" in row for row in report["rows"]))
 
 
 def _model(args: argparse.Namespace) -> Any:
@@ -102,9 +113,11 @@ def _need(args: argparse.Namespace, batch: int) -> Any:
     )
 
 
-def _compare(args: argparse.Namespace, model: Any, batch: int, need: Any) -> dict[str, Any]:
+def _compare(
+    args: argparse.Namespace, model: Any, batch: int, need: Any, row: dict[str, Any]
+) -> None:
+    """Measures both sides, and notes in `row` what was found."""
     prompt = torch.randint(0, args.vocabulary, (batch, args.tokens)).to(args.device)
-    row: dict[str, Any] = {"batch": batch}
     _note(f"batch {batch}: sdpa")
     model.set_attn_implementation("sdpa")
     inputs = Inputs(prompt, args.vocabulary, changes=_max_tokens(args) - args.tokens)
@@ -129,7 +142,7 @@ def _compare(args: argparse.Namespace, model: Any, batch: int, need: Any) -> dic
     row["logits_cosine"] = round(
         torch.cosine_similarity(exact.float(), logits.float(), dim=-1).min().item(), 5
     )
-    return row | _summary(row, args.hit_ratio)
+    row |= _summary(row, args.hit_ratio)
 
 
 def _summary(row: dict[str, Any], hit_ratio: float) -> dict[str, Any]:
