@@ -99,9 +99,10 @@ absl::Status DescribeLayer(const BuiltLayer& built, void* base, const void* pool
   for (uint32_t unit = 0; unit < shape.units; ++unit) {
     for (uint32_t s = 0; s < shape.segments; ++s) {
       const size_t row = size_t{unit} * shape.clustered() + size_t{s} * kSegmentTokensMax;
+      const uint32_t rows = std::min(kSegmentTokensMax, shape.clustered() - s * kSegmentTokensMax);
       const float* means = layer.means + (size_t{unit} * shape.segments + s) * 3 * kBenchDim;
       segments.push_back({pool_keys + row * kBenchDim * 2, pool_values + row * kBenchDim * 2, means,
-                          means + kBenchDim, means + 2 * kBenchDim});
+                          means + kBenchDim, means + 2 * kBenchDim, rows});
     }
     states[unit].appended = shape.tokens;
     const size_t first = size_t{unit} * shape.clusters, first_block = size_t{unit} * shape.blocks;

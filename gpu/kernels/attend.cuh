@@ -8,6 +8,7 @@
 
 #include "gpu/kernels/partials.cuh"
 #include "gpu/kernels/row_attention.cuh"
+#include "gpu/kernels/segments.cuh"
 #include "gpu/kernels/warp_ring.cuh"
 
 namespace wavekv::gpu {
@@ -241,13 +242,13 @@ struct EstimateAttention {
       used = (used + 1) % kDepth;
       const uint32_t its_segment = reinterpret_cast<const uint16_t*>(stage.segments)[0];
       if (its_segment != segment) {
-        AddMeans(head.segments[segment].value_mean, to_weight, summed);
+        AddMeans(SegmentOf(head, segment).value_mean, to_weight, summed);
         segment = its_segment;
       }
       Add(Read(stage, group), all, to_weight, summed);
       __syncwarp();
     }
-    AddMeans(head.segments[segment].value_mean, to_weight, summed);
+    AddMeans(SegmentOf(head, segment).value_mean, to_weight, summed);
     const float from_weight = head.value_scale_max > 0 ? head.value_scale_max / kWeightScale : 1;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {

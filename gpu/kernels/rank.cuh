@@ -6,6 +6,7 @@
 
 #include "gpu/kernels/partials.cuh"
 #include "gpu/kernels/row_attention.cuh"
+#include "gpu/kernels/segments.cuh"
 #include "gpu/kernels/warp_ring.cuh"
 
 namespace wavekv::gpu {
@@ -19,11 +20,21 @@ __device__ inline float LogMisjudged(float reach_squared, float key_spread, floa
   return fmaxf(0.5f * __log2f(squared), kLogFloor);  // Also of nothing: nothing.
 }
 
-// Ranks a stretch of tiles of kClusterPad clusters; each warp every kStepWarps-th.
-template <typename T, int kDim, int kTiles>
+// Ranks a stretch of tiles of kClusterPad clusters for up to kHeads (4, 8 or 16) query heads; each
+// warp every kStepWarps-th.
+//
+// The result of a product has eight columns. For more than four heads a column is a head, and the
+// high and the low bytes of the queries take a product each. Four heads take one: columns 0 to 3
+// are high bytes, 4 to 7 low ones, and two lanes that have both of two heads share their clusters.
+template <typename T, int kDim, int kHeads>
 struct ClusterRanker {
   static constexpr int kLoads = kDim / 64;  // 16-byte loads of a centroid, per lane.
   static constexpr int kDepth = 4;
+  static constexpr bool kOneProduct = kHeads == 4;
+  static constexpr int kProducts = kOneProduct ? 1 : 2;  // Of a tile of heads.
+  static constexpr int kTiles = kOneProduct ? 1 : kHeads / 8;
+  static constexpr int kRows = kOneProduct ? 1 : 2;       // Of a tile's clusters, this lane's.
+  static constexpr int kHeadLanes = kOneProduct ? 2 : 4;  // Neighbours with different heads.
 
   // A tile in shared memory. Chunk i of row r lies at i ^ 4 (r % 2), where a row has so many.
   struct Stage {
@@ -93,8 +104,8 @@ struct ClusterRanker {
 
   struct Shared {
     Stage ring[kStepWarps][kDepth];
-    float max[kStepWarps][8 * kTiles];
-    float sum[kStepWarps][8 * kTiles];
+    float max[kStepWarps][kHeads];
+    float sum[kStepWarps][kHeads];
   };
 
   // What a query head sees of a whole segment.
@@ -103,10 +114,19 @@ struct ClusterRanker {
     float reach_squared;  // scale^2 * sum over dims of q^2 * spread_share
   };
 
-  // The queries as the second operand: lane (g, t) holds bytes 64 j + 16 t of head 8 n + g.
+  // This lane's share of the work on a tile.
+  static __device__ int Row(int r) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    return g + 8 * (kOneProduct ? t / 2 : r);
+  }
+  static __device__ uint32_t Head(int n, int c) {
+    return 8 * n + 2 * (threadIdx.x % kHeadLanes) + c;
+  }
+
+  // The queries as the second operand: lane (g, t) holds bytes 64 j + 16 t of column g.
   struct Queries {
-    uint4 high[kLoads], low[kLoads];
-    float scale[2];  // Of heads 8 n + 2t + {0, 1}.
+    uint4 bytes[kProducts][kLoads];
+    float scale[2];  // Of heads Head(n, {0, 1}).
     View view[2];    // Likewise, of the segment at hand.
   };
 
@@ -115,18 +135,21 @@ struct ClusterRanker {
 
   __device__ void LoadQueries(const Step& step, uint32_t unit) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int8_t* bytes = step.workspace.query_bytes + size_t{unit} * 2 * kGroupMax * kDim + 16 * t;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const int8_t* high =
-          step.workspace.query_bytes + (size_t{unit} * 2 * kGroupMax + 8 * n + g) * kDim + 16 * t;
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        queries[n].high[j] = *reinterpret_cast<const uint4*>(high + 64 * j);
-        queries[n].low[j] = *reinterpret_cast<const uint4*>(high + kGroupMax * kDim + 64 * j);
+      for (int p = 0; p < kProducts; ++p) {
+        const int low = kOneProduct ? g / 4 : p, head = kOneProduct ? g % 4 : 8 * n + g;
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) {
+          queries[n].bytes[p][j] =
+              *reinterpret_cast<const uint4*>(bytes + (low * kGroupMax + head) * kDim + 64 * j);
+        }
       }
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        queries[n].scale[c] = step.workspace.query_scales[unit * kGroupMax + 8 * n + 2 * t + c];
+        queries[n].scale[c] = step.workspace.query_scales[unit * kGroupMax + Head(n, c)];
         queries[n].view[c] = {0, 0};
       }
     }
@@ -141,13 +164,13 @@ struct ClusterRanker {
     struct alignas(kPerLane * sizeof(T)) QueryPiece {
       T x[kPerLane];
     };
-    const uint32_t group = step.shape.group, lane = threadIdx.x % 32, t = lane % 4;
+    const uint32_t group = step.shape.group, lane = threadIdx.x % 32;
     const Piece mean = reinterpret_cast<const Piece*>(segment.key_mean)[lane];
     const Piece share = reinterpret_cast<const Piece*>(segment.spread_share)[lane];
     const T* rows = static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim;
     const float scale_squared = step.shape.scale * step.shape.scale;
 #pragma unroll
-    for (int h = 0; h < 8 * kTiles; ++h) {
+    for (int h = 0; h < kHeads; ++h) {
       if (h >= group) break;
       const QueryPiece query = reinterpret_cast<const QueryPiece*>(rows + h * kDim)[lane];
       float dot = 0, seen = 0;
@@ -159,31 +182,58 @@ struct ClusterRanker {
       }
       dot = WarpSum(dot);
       seen = WarpSum(seen);
-      if (h % 8 / 2 == t) queries[h / 8].view[h % 2] = {dot, scale_squared * seen};
+      if (h % 8 / 2 == lane % kHeadLanes) queries[h / 8].view[h % 2] = {dot, scale_squared * seen};
     }
   }
 
-  // Logits of clusters g and g + 8 for the heads 8 n + 2t + {0, 1}.
-  __device__ void Score(const Stage& stage, int n, float scale, float (&scores)[4]) const {
+  // Dot products of this lane's clusters with its heads' integers.
+  __device__ void Multiply(const Stage& stage, int n, int (&dots)[kRows][2]) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int high[4] = {}, low[4] = {};
+    int sums[kProducts][4] = {};
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       const uint4 top = stage.rows[g][Stage::Place(g, 4 * j + t)];
       const uint4 bottom = stage.rows[g + 8][Stage::Place(g + 8, 4 * j + t)];
-      const uint4 &qh = queries[n].high[j], &ql = queries[n].low[j];
-      MmaS8({top.x, bottom.x, top.y, bottom.y}, qh.x, qh.y, high);
-      MmaS8({top.x, bottom.x, top.y, bottom.y}, ql.x, ql.y, low);
-      MmaS8({top.z, bottom.z, top.w, bottom.w}, qh.z, qh.w, high);
-      MmaS8({top.z, bottom.z, top.w, bottom.w}, ql.z, ql.w, low);
+#pragma unroll
+      for (int p = 0; p < kProducts; ++p) {
+        const uint4& q = queries[n].bytes[p][j];
+        MmaS8({top.x, bottom.x, top.y, bottom.y}, q.x, q.y, sums[p]);
+        MmaS8({top.z, bottom.z, top.w, bottom.w}, q.z, q.w, sums[p]);
+      }
     }
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int row = g + 8 * (r / 2);
-      const float dot = static_cast<float>(128 * high[r] + low[r]) * queries[n].scale[r % 2];
-      const uint16_t size = stage.sizes[row];
+    for (int c = 0; c < 2; ++c) {
+      if constexpr (kOneProduct) {
+        // Lanes t and t + 2 have the high and the low bytes' sums: the first finishes cluster g,
+        // the second cluster g + 8.
+        const bool low = t >= 2;
+        const int first = sums[0][c], second = sums[0][2 + c];
+        const int kept = low ? second : first, given = low ? first : second;
+        const int taken = __shfl_xor_sync(kFullWarp, given, 2);
+        dots[0][c] = low ? 128 * taken + kept : 128 * kept + taken;
+      } else {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          dots[r][c] = 128 * sums[0][2 * r + c] + sums[1][2 * r + c];
+        }
+      }
+    }
+  }
+
+  // Logits of this lane's clusters for its heads of tile n.
+  __device__ void Score(const Stage& stage, int n, float scale, float (&scores)[kRows][2]) const {
+    int dots[kRows][2];
+    Multiply(stage, n, dots);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint16_t size = stage.sizes[Row(r)];
       const float log_size = size == 0 ? -INFINITY : __log2f(static_cast<float>(size));
-      scores[r] = scale * (dot * stage.scales[row] + queries[n].view[r % 2].mean_dot) + log_size;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float dot = static_cast<float>(dots[r][c]) * queries[n].scale[c];
+        scores[r][c] =
+            scale * (dot * stage.scales[Row(r)] + queries[n].view[c].mean_dot) + log_size;
+      }
     }
   }
 
@@ -191,9 +241,8 @@ struct ClusterRanker {
   __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit, uint32_t begin,
                       uint32_t end, Shared* shared, PartialMass* mass) {
     const uint32_t group = step.shape.group, warp = threadIdx.x / 32;
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const size_t stride = step.shape.cluster_capacity;
-    const size_t first = unit * group * stride + begin * kClusterPad + g;
+    const size_t first = unit * group * stride + begin * kClusterPad;
     float* logits = step.workspace.logits + first;
     float* ranks = step.workspace.ranks + first;
     const float scale = step.shape.scale * kLog2E;
@@ -223,30 +272,35 @@ struct ClusterRanker {
       used = (used + 1) % kDepth;
       if (stage.segments[0] != segment) {
         segment = stage.segments[0];
-        ViewSegment(step, head.segments[segment], unit);
+        ViewSegment(step, SegmentOf(head, segment), unit);
       }
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        float scores[4];
+        float scores[kRows][2];
         Score(stage, n, scale, scores);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const uint32_t h = 8 * n + 2 * t + r % 2, row = g + 8 * (r / 2);
-          const uint32_t at =
-              h * step.shape.cluster_capacity + (tile - begin) * kClusterPad + 8 * (r / 2);
-          if (h >= group) continue;
-          logits[at] = scores[r];
-          ranks[at] =
-              step.shape.rank_by_mass
-                  ? scores[r]
-                  : scores[r] + LogMisjudged(queries[n].view[r % 2].reach_squared,
-                                             stage.key_spreads[row], stage.value_spreads[row]);
-        }
-#pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const float largest = fmaxf(max[n][c], fmaxf(scores[c], scores[2 + c]));
-          sum[n][c] = sum[n][c] * Exp2(max[n][c] - largest) + Exp2(scores[c] - largest) +
-                      Exp2(scores[2 + c] - largest);
+          const uint32_t h = Head(n, c);
+          if (h < group) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+              const int row = Row(r);
+              const uint32_t at =
+                  h * step.shape.cluster_capacity + (tile - begin) * kClusterPad + row;
+              logits[at] = scores[r][c];
+              ranks[at] = step.shape.rank_by_mass
+                              ? scores[r][c]
+                              : scores[r][c] + LogMisjudged(queries[n].view[c].reach_squared,
+                                                            stage.key_spreads[row],
+                                                            stage.value_spreads[row]);
+            }
+          }
+          float largest = max[n][c];
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) largest = fmaxf(largest, scores[r][c]);
+          sum[n][c] *= Exp2(max[n][c] - largest);
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) sum[n][c] += Exp2(scores[r][c] - largest);
           max[n][c] = largest;
         }
       }
@@ -257,16 +311,20 @@ struct ClusterRanker {
 
   // Sums over the lanes and warps.
   __device__ void WriteMass(uint32_t group, Shared* shared, PartialMass* mass) const {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float largest = RowsMax(max[n][c]);
-        const float total = RowsSum(sum[n][c] * Exp2(max[n][c] - largest));
-        if (lane < 4) {
-          shared->max[warp][8 * n + 2 * t + c] = largest;
-          shared->sum[warp][8 * n + 2 * t + c] = total;
+        float largest = RowsMax(max[n][c]);
+        if constexpr (kOneProduct) {
+          largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, 2));
+        }
+        float total = RowsSum(sum[n][c] * Exp2(max[n][c] - largest));
+        if constexpr (kOneProduct) total += __shfl_xor_sync(kFullWarp, total, 2);
+        if (lane < kHeadLanes) {
+          shared->max[warp][Head(n, c)] = largest;
+          shared->sum[warp][Head(n, c)] = total;
         }
       }
     }
@@ -316,7 +374,9 @@ struct SteadyAttention {
   static __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit,
                              uint32_t split, Shared* shared) {
     const uint32_t group = step.shape.group;
-    const uint64_t steady_end = head.state == nullptr ? 0 : head.state->appended;
+    // The state lies where a client can write: never more rows than the ring has.
+    const uint64_t ring_end = head.steady_first / kBlockRows * kBlockRows + head.steady_capacity;
+    const uint64_t steady_end = head.state == nullptr ? 0 : min(head.state->appended, ring_end);
     const size_t partial = size_t{unit} * (step.splits.steady + step.splits.misses +
                                            step.splits.hits + step.splits.estimate) +
                            split;
@@ -341,18 +401,19 @@ struct SteadyAttention {
 };
 
 // Dynamic shared memory of RankKernel.
-template <typename T, int kDim, int kTiles>
+template <typename T, int kDim, int kHeads>
 constexpr size_t RankSharedBytes() {
-  constexpr size_t kRank = sizeof(typename ClusterRanker<T, kDim, kTiles>::Shared);
-  constexpr size_t kSteady = sizeof(typename SteadyAttention<T, kDim, kTiles>::Shared);
+  using Ranker = ClusterRanker<T, kDim, kHeads>;
+  constexpr size_t kRank = sizeof(typename Ranker::Shared);
+  constexpr size_t kSteady = sizeof(typename SteadyAttention<T, kDim, Ranker::kTiles>::Shared);
   return kRank > kSteady ? kRank : kSteady;
 }
 
 // grid (steady splits + step.splits.rank, units)
-template <typename T, int kDim, int kTiles>
+template <typename T, int kDim, int kHeads>
 __global__ void __launch_bounds__(kStepThreads) RankKernel(const __grid_constant__ Step step) {
-  using Ranker = ClusterRanker<T, kDim, kTiles>;
-  using Steady = SteadyAttention<T, kDim, kTiles>;
+  using Ranker = ClusterRanker<T, kDim, kHeads>;
+  using Steady = SteadyAttention<T, kDim, Ranker::kTiles>;
   extern __shared__ uint4 dynamic[];
   const uint32_t unit = blockIdx.y;
   const HeadDescriptor& head = step.workspace.heads[unit];

@@ -232,7 +232,7 @@ WAVEKV_HOST_DEVICE inline HeadDescriptor Describe(const resident::UnitLayout& un
   head.steady_capacity = unit.ring_rows;
   head.sink_count = published.sink_count;
   head.cluster_count = published.cluster_count;
-  head.segment_count = published.segment_count;
+  head.segment_count = unit.segment_capacity;
   head.block_count = unit.block_capacity;
   head.slot_count = unit.slot_count;
   head.free_capacity = unit.slot_count;
@@ -312,6 +312,7 @@ WAVEKV_HOST_DEVICE inline SegmentCopy DescribeSegment(const SegmentSource& unit,
   }
   copy.keys = window.data + source.keys_offset;
   copy.values = window.data + source.values_offset;
+  copy.row_count = source.token_count;
   return copy;
 }
 

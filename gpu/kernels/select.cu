@@ -10,6 +10,7 @@
 #include <cooperative_groups.h>
 
 #include "gpu/kernels/mma.cuh"
+#include "gpu/kernels/segments.cuh"
 #include "gpu/kernels/select.cuh"
 
 namespace wavekv::gpu {
@@ -392,11 +393,13 @@ class Selector {
     located.size = __ldg(head_.sizes + c);
     located.first_block = __ldg(head_.first_block + c);
     const uint32_t row = __ldg(head_.first_row + c), s = __ldg(head_.cluster_segment + c);
-    located.blocks = min(kClusterBlocksMax, (located.size + kBlockRows - 1) / kBlockRows);
-    const SegmentCopy* segment = head_.segments + s;
+    const SegmentCopy& segment = SegmentOf(head_, s);
+    if (HasRows(segment, row, located.size)) {
+      located.blocks = min(kClusterBlocksMax, (located.size + kBlockRows - 1) / kBlockRows);
+    }
     const size_t first_byte = row * RowBytes();
-    located.keys = static_cast<const char*>(segment->keys) + first_byte;
-    located.values = static_cast<const char*>(segment->values) + first_byte;
+    located.keys = static_cast<const char*>(segment.keys) + first_byte;
+    located.values = static_cast<const char*>(segment.values) + first_byte;
 #pragma unroll
     for (uint32_t j = 0; j < kClusterBlocksMax; ++j) {
       int32_t slot = -1;

@@ -16,8 +16,8 @@ struct StepKernels {
   size_t attend_shared_bytes;
 };
 
-// For groups of up to 8 * tiles query heads, tiles 1 or 2.
+// For groups of `group` query heads, 1 to kGroupMax.
 template <typename T, int kDim>
-StepKernels KernelsFor(uint32_t tiles);
+StepKernels KernelsFor(uint32_t group);
 
 }  // namespace wavekv::gpu

@@ -21,15 +21,17 @@ constexpr uint32_t kRankSplitsMax = 64;
 constexpr uint32_t kSelectSharedMax = 190 * 1024;  // Leaves room for the static part.
 
 StepKernels FindKernels(const StepShape& shape) {
-  const uint32_t tiles = shape.group <= 8 ? 1 : 2;
   const bool bf16 = shape.element == Element::kBF16;
   switch (shape.head_dim) {
     case 64:
-      return bf16 ? KernelsFor<__nv_bfloat16, 64>(tiles) : KernelsFor<__half, 64>(tiles);
+      return bf16 ? KernelsFor<__nv_bfloat16, 64>(shape.group)
+                  : KernelsFor<__half, 64>(shape.group);
     case 128:
-      return bf16 ? KernelsFor<__nv_bfloat16, 128>(tiles) : KernelsFor<__half, 128>(tiles);
+      return bf16 ? KernelsFor<__nv_bfloat16, 128>(shape.group)
+                  : KernelsFor<__half, 128>(shape.group);
     default:
-      return bf16 ? KernelsFor<__nv_bfloat16, 256>(tiles) : KernelsFor<__half, 256>(tiles);
+      return bf16 ? KernelsFor<__nv_bfloat16, 256>(shape.group)
+                  : KernelsFor<__half, 256>(shape.group);
   }
 }
 

