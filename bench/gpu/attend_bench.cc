@@ -77,6 +77,7 @@ absl::Status AttendBench::PrepareLayers() {
                 .head_dim = kBenchDim,
                 .scale = 1 / std::sqrt(static_cast<float>(kBenchDim)),
                 .cluster_capacity = built_.shape.clusters,
+                .segment_capacity = built_.shape.segments,
                 .retrieve_capacity = built_.shape.retrieve};
   WAVEKV_RETURN_IF_ERROR(gpu::ValidateShape(step.shape));
   int sm_count = 0;

@@ -85,6 +85,7 @@ gpu::StepShape StepShapeOf(const ResidentModel& model) {
           .element = model.dtype == DType::kBF16 ? gpu::Element::kBF16 : gpu::Element::kF16,
           .scale = model.softmax_scale,
           .cluster_capacity = model.cluster_capacity,
+          .segment_capacity = model.segment_capacity,
           .retrieve_capacity = model.retrieve_capacity};
 }
 

@@ -1,11 +1,12 @@
 // The first kernel of a step: latches what the manager published, appends the new token, and makes
-// the queries ready for ranking.
+// the queries ready for ranking: their bytes, and what they see of whole segments.
 //
 // Centroids stay bytes there: a query becomes scale * (128 * high + low) with signed bytes high and
 // low, which keeps 15 bits of its largest component, so that dot products are exact integers.
 #pragma once
 
 #include "gpu/kernels/mma.cuh"
+#include "gpu/kernels/segments.cuh"
 #include "gpu/kernels/step_layout.h"
 
 namespace wavekv::gpu {
@@ -93,6 +94,63 @@ __device__ void SplitQueries(const Step& step, uint32_t unit) {
   }
 }
 
+// What each query head sees of each segment; a warp some segments, whose loads are all in flight
+// before the first is needed.
+template <typename T, int kDim>
+__device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint32_t unit) {
+  constexpr int kPerLane = kDim / 32, kAtOnce = 512 / kDim;
+  constexpr uint32_t kHeadsAtOnce = 4;
+  struct alignas(kPerLane < 4 ? 8 : 16) Piece {
+    float x[kPerLane];
+  };
+  struct alignas(kPerLane * sizeof(T)) QueryPiece {
+    T x[kPerLane];
+  };
+  const uint32_t group = step.shape.group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t count = KnownSegments(step.shape, head);
+  const T* rows = static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim;
+  SegmentView* views = step.workspace.views + size_t{unit} * step.shape.segment_capacity * group;
+  const float scale_squared = step.shape.scale * step.shape.scale;
+  for (uint32_t first = warp; first < count; first += kAtOnce * kBeginWarps) {
+    Piece means[kAtOnce], shares[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const SegmentCopy& segment = head.segments[KnownSegment(first + i * kBeginWarps, count)];
+      means[i] = reinterpret_cast<const Piece*>(segment.key_mean)[lane];
+      shares[i] = reinterpret_cast<const Piece*>(segment.spread_share)[lane];
+    }
+    for (uint32_t first_head = 0; first_head < group; first_head += kHeadsAtOnce) {
+      QueryPiece queries[kHeadsAtOnce];
+#pragma unroll
+      for (uint32_t h = 0; h < kHeadsAtOnce; ++h) {
+        queries[h] =
+            reinterpret_cast<const QueryPiece*>(rows + min(first_head + h, group - 1) * kDim)[lane];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const uint32_t segment = first + i * kBeginWarps;
+        if (segment >= count) break;
+        float sums[2 * kHeadsAtOnce] = {};  // Of each head the dot product, then what it reaches.
+#pragma unroll
+        for (uint32_t h = 0; h < kHeadsAtOnce; ++h) {
+#pragma unroll
+          for (int d = 0; d < kPerLane; ++d) {
+            const float q = ToFloat(queries[h].x[d]);
+            sums[2 * h] += q * means[i].x[d];
+            sums[2 * h + 1] += q * q * shares[i].x[d];
+          }
+        }
+        const float sum = WarpSumOfEight(sums);
+        const uint32_t h = first_head + lane / 8;
+        if (lane % 4 != 0 || h >= group) continue;
+        SegmentView& view = views[segment * group + h];
+        (lane / 4 % 2 == 0 ? view.mean_dot : view.reach_squared) =
+            lane / 4 % 2 == 0 ? sum : scale_squared * sum;
+      }
+    }
+  }
+}
+
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kBeginThreads) BeginKernel(const __grid_constant__ Step step) {
   __shared__ HeadDescriptor head;
@@ -117,6 +175,7 @@ __global__ void __launch_bounds__(kBeginThreads) BeginKernel(const __grid_consta
   }
   __syncthreads();
   if (step.inputs.new_keys != nullptr && head.state != nullptr) Append(step, head, unit);
+  ViewSegments<T, kDim>(step, head, unit);
 }
 
 }  // namespace wavekv::gpu

@@ -140,6 +140,25 @@ __device__ inline float WarpSum(float x) {
   return x;
 }
 
+// Sums of eight values over the warp: lane l gets that of x[l / 4].
+__device__ inline float WarpSumOfEight(const float (&x)[8]) {
+  const uint32_t lane = threadIdx.x % 32;
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = x[i];
+#pragma unroll
+  for (int half = 4; half > 0; half /= 2) {
+    const bool upper = lane & (4 * half);
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float given = upper ? y[i] : y[half + i];
+      y[i] = (upper ? y[half + i] : y[i]) + __shfl_xor_sync(kFullWarp, given, 4 * half);
+    }
+  }
+  y[0] += __shfl_xor_sync(kFullWarp, y[0], 2);
+  return y[0] + __shfl_xor_sync(kFullWarp, y[0], 1);
+}
+
 // Over the eight lanes that share lane % 4: the rows of a result fragment.
 __device__ inline float RowsMax(float x) {
 #pragma unroll

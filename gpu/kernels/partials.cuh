@@ -11,57 +11,63 @@ inline constexpr int kStepWarps = kStepThreads / 32;
 
 template <int kDim, int kTiles>
 struct CombineBuffer {
-  float out[8 * kTiles][kDim];
+  static constexpr int kStride = kDim + 4;  // Spreads the heads over the banks.
+  alignas(16) float out[kStepWarps][8 * kTiles][kStride];
   float max[kStepWarps][8 * kTiles];
   float sum[kStepWarps][8 * kTiles];
 };
 
 // Merges the accumulators of a CTA's warps and writes its partial result. `Warps` has out, max, sum
-// and OutDim as WarpAttention does, sums finished. `out` [group, head_dim], `mass` [group].
+// and OutDim as WarpAttention does, sums finished; accumulators of an even row tile and the next
+// are four dims in a row. `out` [group, head_dim], `mass` [group].
 template <int kDim, int kTiles, typename Warps>
 __device__ void WritePartial(const Warps& warp, uint32_t group, CombineBuffer<kDim, kTiles>* buffer,
                              float* out, PartialMass* mass) {
   const int warp_idx = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  if (g == 0) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
+  for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        buffer->max[warp_idx][8 * n + 2 * t + c] = warp.max[n][c];
-        buffer->sum[warp_idx][8 * n + 2 * t + c] = warp.sum[n][c];
+    for (int c = 0; c < 2; ++c) {
+      const uint32_t head = 8 * n + 2 * t + c;
+      if (head >= group) continue;
+      if (g == 0) {
+        buffer->max[warp_idx][head] = warp.max[n][c];
+        buffer->sum[warp_idx][head] = warp.sum[n][c];
+      }
+#pragma unroll
+      for (int m = 0; m < kDim / 16; m += 2) {
+        *reinterpret_cast<float4*>(&buffer->out[warp_idx][head][Warps::OutDim(m, g, 0)]) = {
+            warp.out[n][m][c], warp.out[n][m][2 + c], warp.out[n][m + 1][c],
+            warp.out[n][m + 1][2 + c]};
       }
     }
   }
   __syncthreads();
-  for (int turn = 0; turn < kStepWarps; ++turn) {
-    if (turn == warp_idx) {
+  const auto largest_of = [&](uint32_t head) {
+    float largest = kLogFloor;
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int head = 8 * n + 2 * t + r % 2;
-          float largest = kLogFloor;
-          for (int w = 0; w < kStepWarps; ++w) largest = fmaxf(largest, buffer->max[w][head]);
-          const float factor = Exp2(warp.max[n][r % 2] - largest);
-#pragma unroll
-          for (int m = 0; m < kDim / 16; ++m) {
-            float& target = buffer->out[head][Warps::OutDim(m, g, r)];
-            const float added = warp.out[n][m][r] * factor;
-            target = turn == 0 ? added : target + added;
-          }
-        }
-      }
-    }
-    __syncthreads();
-  }
+    for (int w = 0; w < kStepWarps; ++w) largest = fmaxf(largest, buffer->max[w][head]);
+    return largest;
+  };
   for (uint32_t i = threadIdx.x; i < group * (kDim / 4); i += kStepThreads) {
     const uint32_t head = i / (kDim / 4), dim = i % (kDim / 4) * 4;
-    *reinterpret_cast<float4*>(out + head * kDim + dim) =
-        *reinterpret_cast<const float4*>(&buffer->out[head][dim]);
+    const float largest = largest_of(head);
+    float4 total = {};
+#pragma unroll
+    for (int w = 0; w < kStepWarps; ++w) {
+      const float factor = Exp2(buffer->max[w][head] - largest);
+      const float4 x = *reinterpret_cast<const float4*>(&buffer->out[w][head][dim]);
+      total.x += factor * x.x;
+      total.y += factor * x.y;
+      total.z += factor * x.z;
+      total.w += factor * x.w;
+    }
+    reinterpret_cast<float4*>(out)[i] = total;
   }
   if (threadIdx.x < group) {
-    float largest = kLogFloor, sum = 0;
-    for (int w = 0; w < kStepWarps; ++w) largest = fmaxf(largest, buffer->max[w][threadIdx.x]);
+    const float largest = largest_of(threadIdx.x);
+    float sum = 0;
+#pragma unroll
     for (int w = 0; w < kStepWarps; ++w) {
       sum += buffer->sum[w][threadIdx.x] * Exp2(buffer->max[w][threadIdx.x] - largest);
     }

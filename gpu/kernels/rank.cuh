@@ -108,12 +108,6 @@ struct ClusterRanker {
     float sum[kStepWarps][kHeads];
   };
 
-  // What a query head sees of a whole segment.
-  struct View {
-    float mean_dot;       // q . key_mean
-    float reach_squared;  // scale^2 * sum over dims of q^2 * spread_share
-  };
-
   // This lane's share of the work on a tile.
   static __device__ int Row(int r) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -126,8 +120,8 @@ struct ClusterRanker {
   // The queries as the second operand: lane (g, t) holds bytes 64 j + 16 t of column g.
   struct Queries {
     uint4 bytes[kProducts][kLoads];
-    float scale[2];  // Of heads Head(n, {0, 1}).
-    View view[2];    // Likewise, of the segment at hand.
+    float scale[2];       // Of heads Head(n, {0, 1}).
+    SegmentView view[2];  // Likewise, of the segment at hand.
   };
 
   Queries queries[kTiles];
@@ -155,34 +149,14 @@ struct ClusterRanker {
     }
   }
 
-  // What the heads see of a segment.
-  __device__ void ViewSegment(const Step& step, const SegmentCopy& segment, uint32_t unit) {
-    constexpr int kPerLane = kDim / 32;
-    struct alignas(kPerLane < 4 ? 8 : 16) Piece {
-      float x[kPerLane];
-    };
-    struct alignas(kPerLane * sizeof(T)) QueryPiece {
-      T x[kPerLane];
-    };
-    const uint32_t group = step.shape.group, lane = threadIdx.x % 32;
-    const Piece mean = reinterpret_cast<const Piece*>(segment.key_mean)[lane];
-    const Piece share = reinterpret_cast<const Piece*>(segment.spread_share)[lane];
-    const T* rows = static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim;
-    const float scale_squared = step.shape.scale * step.shape.scale;
+  // What the heads see of a segment; views [group].
+  __device__ void LookAt(const SegmentView* views, uint32_t group) {
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      if (h >= group) break;
-      const QueryPiece query = reinterpret_cast<const QueryPiece*>(rows + h * kDim)[lane];
-      float dot = 0, seen = 0;
+    for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        const float q = ToFloat(query.x[i]);
-        dot += q * mean.x[i];
-        seen += q * q * share.x[i];
+      for (int c = 0; c < 2; ++c) {
+        if (Head(n, c) < group) queries[n].view[c] = views[Head(n, c)];
       }
-      dot = WarpSum(dot);
-      seen = WarpSum(seen);
-      if (h % 8 / 2 == lane % kHeadLanes) queries[h / 8].view[h % 2] = {dot, scale_squared * seen};
     }
   }
 
@@ -245,6 +219,9 @@ struct ClusterRanker {
     const size_t first = unit * group * stride + begin * kClusterPad;
     float* logits = step.workspace.logits + first;
     float* ranks = step.workspace.ranks + first;
+    const uint32_t segments = KnownSegments(step.shape, head);
+    const SegmentView* views =
+        step.workspace.views + size_t{unit} * step.shape.segment_capacity * group;
     const float scale = step.shape.scale * kLog2E;
     Stage* ring = shared->ring[warp];
     const Copier copier(head);
@@ -272,7 +249,7 @@ struct ClusterRanker {
       used = (used + 1) % kDepth;
       if (stage.segments[0] != segment) {
         segment = stage.segments[0];
-        ViewSegment(step, SegmentOf(head, segment), unit);
+        LookAt(views + size_t{KnownSegment(segment, segments)} * group, group);
       }
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {

@@ -76,6 +76,7 @@ void VisitArrays(const StepShape& shape, const StepSplits& splits, StepWorkspace
   visit(&workspace->heads, units);
   visit(&workspace->query_bytes, units * 2 * kGroupMax * shape.head_dim);
   visit(&workspace->query_scales, units * kGroupMax);
+  visit(&workspace->views, units * shape.segment_capacity * shape.group);
   visit(&workspace->logits, units * shape.group * shape.cluster_capacity);
   visit(&workspace->ranks, units * shape.group * shape.cluster_capacity);
   visit(&workspace->rank_mass, units * splits.rank * shape.group);

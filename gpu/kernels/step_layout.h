@@ -123,6 +123,7 @@ struct StepShape {
   float scale = 0;                 // Of the logits.
   bool rank_by_mass = false;       // Else by the expected error of estimating a cluster.
   uint32_t cluster_capacity = 0;   // Most clusters of a head, padding counted.
+  uint32_t segment_capacity = 0;   // Most segments of a head.
   uint32_t retrieve_capacity = 0;  // Most clusters that a head retrieves.
 };
 
@@ -151,6 +152,12 @@ struct PartialMass {
   float sum;
 };
 
+// What a query head sees of a whole segment.
+struct SegmentView {
+  float mean_dot;       // q . key_mean
+  float reach_squared;  // scale^2 * sum over dims of q^2 * spread_share
+};
+
 struct UnitCounts {
   uint32_t retrieved;
   uint32_t hits;
@@ -163,6 +170,7 @@ struct StepWorkspace {
   HeadDescriptor* heads;   // [units] latched
   int8_t* query_bytes;     // [units, 2, kGroupMax, head_dim] high, low: q = scale (128 high + low)
   float* query_scales;     // [units, kGroupMax]
+  SegmentView* views;      // [units, segment_capacity, group]
   float* logits;           // [units, group, cluster_capacity] base 2, log size added
   float* ranks;            // likewise: log2 of the rank times the mass; -inf: padding
   PartialMass* rank_mass;  // [units, splits.rank, group]

@@ -36,6 +36,7 @@ TEST(StepLargeTest, SelectsAmongAQuarterOfAMillionClusters) {
   StepShape shape{.batch = 1, .kv_heads = 1, .group = 4, .head_dim = 64, .scale = 0.125f};
   shape.rank_by_mass = true;  // The expected error of a lone token is nothing.
   shape.cluster_capacity = head.cluster_count();
+  shape.segment_capacity = static_cast<uint32_t>(head.segments.size());
   shape.retrieve_capacity = spec.retrieve;
   ASSERT_TRUE(ValidateShape(shape).ok()) << ValidateShape(shape);
   auto batch = DeviceBatch::Make(shape, {&head, 1}, {true}, CacheSpec{}, random);
@@ -75,6 +76,7 @@ TEST(StepLargeTest, EqualRanksGoInOrderOfTheCluster) {
   const HeadProblem head = MakeHead(random, Element::kBF16, 64, spec);
   StepShape shape{.batch = 1, .kv_heads = 1, .group = 2, .head_dim = 64, .scale = 0.125f};
   shape.cluster_capacity = head.cluster_count();
+  shape.segment_capacity = static_cast<uint32_t>(head.segments.size());
   shape.retrieve_capacity = spec.retrieve;
   auto batch = DeviceBatch::Make(shape, {&head, 1}, {true}, CacheSpec{}, random);
   ASSERT_TRUE(batch.ok()) << batch.status();

@@ -154,6 +154,8 @@ class StepTest : public testing::TestWithParam<Row> {
         heads_.push_back(MakeHead(random_, row.element, row.dim, spec));
         const HeadProblem& head = heads_.back();
         shape_.cluster_capacity = std::max(shape_.cluster_capacity, head.cluster_count());
+        shape_.segment_capacity =
+            std::max(shape_.segment_capacity, static_cast<uint32_t>(head.segments.size()));
         shape_.retrieve_capacity =
             std::max(shape_.retrieve_capacity, std::min(spec.retrieve, head.real_clusters));
         ends_.push_back(spec.steady_first + spec.steady);
