@@ -128,6 +128,15 @@ struct EstimateAttention {
   static constexpr float kWeightScale = 1024;  // Keeps small weights out of float16's subnormals.
   static constexpr int kDepth = kDim > 128 ? 4 : 6;
 
+  // A head's, read once: what the descriptor says lies in memory.
+  struct Arrays {
+    const int8_t* value_means;
+    const float* value_scales;
+    const uint16_t* cluster_segment;
+    const float* logits;  // [heads, stride]
+    size_t stride;
+  };
+
   // A tile of kClusterPad clusters. Chunks of value means are permuted as the rows of RowStage.
   struct Stage {
     static constexpr int kChunks = kDim / 16;  // 16-byte chunks of a row.
@@ -140,11 +149,10 @@ struct EstimateAttention {
       return chunk ^ (row / 4 * (kChunks > 4 ? 2 : 1));
     }
 
-    // A warp asks for the tile at cluster `first`; logits [heads, stride].
-    __device__ void Request(const HeadDescriptor& head, const float* tile_logits, size_t stride,
-                            uint32_t group, uint32_t first) {
+    // A warp asks for the tile at cluster `first`.
+    __device__ void Request(const Arrays& arrays, uint32_t group, uint32_t first) {
       const int lane = threadIdx.x % 32;
-      const int8_t* from = head.value_means + static_cast<size_t>(first) * kDim;
+      const int8_t* from = arrays.value_means + static_cast<size_t>(first) * kDim;
 #pragma unroll
       for (int i = 0; i < kChunks / 2; ++i) {
         const int piece = 32 * i + lane, row = piece / kChunks, chunk = piece % kChunks;
@@ -153,12 +161,14 @@ struct EstimateAttention {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         const int h = 8 * n + lane / 4, part = lane % 4;
-        if (h < group) CopyAhead(&logits[h][part], tile_logits + h * stride + first + 4 * part);
+        if (h < group) {
+          CopyAhead(&logits[h][part], arrays.logits + h * arrays.stride + first + 4 * part);
+        }
       }
       if (lane < 4) {
-        CopyAhead(&scales[lane], head.value_scales + first + 4 * lane);
+        CopyAhead(&scales[lane], arrays.value_scales + first + 4 * lane);
       } else if (lane < 6) {
-        CopyAhead(&segments[lane - 4], head.cluster_segment + first + 8 * (lane - 4));
+        CopyAhead(&segments[lane - 4], arrays.cluster_segment + first + 8 * (lane - 4));
       }
       CloseCopies();
     }
@@ -202,12 +212,13 @@ struct EstimateAttention {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const uint32_t group = step.shape.group, first = begin + threadIdx.x / 32;
     const size_t stride = step.shape.cluster_capacity;
-    const float* logits = step.workspace.logits + size_t{unit} * group * stride;
+    const Arrays arrays = {head.value_means, head.value_scales, head.cluster_segment,
+                           step.workspace.logits + size_t{unit} * group * stride, stride};
     uint32_t asked = first;
     int place = 0;
     const auto request = [&] {
       if (asked < end) {
-        ring[place].Request(head, logits, stride, group, asked * kClusterPad);
+        ring[place].Request(arrays, group, asked * kClusterPad);
       } else {
         CloseCopies();
       }

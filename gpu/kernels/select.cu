@@ -135,7 +135,7 @@ class Selector {
   }
 
  private:
-  static constexpr uint32_t kTurns = 4;  // Clusters of a thread whose loads are in flight.
+  static constexpr uint32_t kTurns = 5;  // Clusters of a thread whose loads are in flight.
 
   __device__ void ClearBins(int histogram) {
     reinterpret_cast<uint2*>(shared_->histograms[histogram])[threadIdx.x] = {0, 0};
