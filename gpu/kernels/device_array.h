@@ -29,7 +29,7 @@ class DeviceArray {
     if (data_ != nullptr) (void)cudaFree(data_);
   }
 
-  // Zeroed. ResourceExhausted when the device has too little memory.
+  // Zeroed, for every stream. ResourceExhausted when the device has too little memory.
   static absl::StatusOr<DeviceArray> Make(size_t size) {
     DeviceArray array;
     array.size_ = size;
@@ -37,6 +37,7 @@ class DeviceArray {
     WAVEKV_CUDA_RETURN_IF_ERROR(
         cudaMalloc(reinterpret_cast<void**>(&array.data_), size * sizeof(T)));
     WAVEKV_CUDA_RETURN_IF_ERROR(cudaMemset(array.data_, 0, size * sizeof(T)));
+    if (absl::Status settled = Settle(); !settled.ok()) return settled;
     return array;
   }
   static absl::StatusOr<DeviceArray> Copy(std::span<const T> source) {
@@ -49,11 +50,11 @@ class DeviceArray {
   T* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // Synchronous. `source` has at most size() elements.
+  // Synchronous, for every stream. `source` has at most size() elements.
   absl::Status Upload(std::span<const T> source) {
     WAVEKV_CUDA_RETURN_IF_ERROR(
         cudaMemcpy(data_, source.data(), source.size_bytes(), cudaMemcpyDefault));
-    return absl::OkStatus();
+    return Settle();
   }
   absl::StatusOr<std::vector<T>> Download() const {
     std::vector<T> target(size_);
@@ -63,6 +64,12 @@ class DeviceArray {
   }
 
  private:
+  // The runtime fills memory, and copies small arrays, behind the caller's back: only streams that
+  // wait for the legacy one would be sure to see it.
+  static absl::Status Settle() {
+    return CudaStatus(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
+  }
+
   T* data_ = nullptr;
   size_t size_ = 0;
 };

@@ -129,8 +129,6 @@ class DeviceEngine : public TokenEngine {
     WAVEKV_ASSIGN_OR_RETURN(lse_, Rows::Make(layers, shape_.query_head_count * sizeof(float)));
     WAVEKV_ASSIGN_OR_RETURN(keys_, Rows::Make(layers, shape_.kv_head_count * row_bytes));
     WAVEKV_ASSIGN_OR_RETURN(values_, Rows::Make(layers, shape_.kv_head_count * row_bytes));
-    // What was zeroed is so for a stream that waits for no other.
-    WAVEKV_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
     return absl::OkStatus();
   }
 
