@@ -28,7 +28,8 @@ ServiceCore::ServiceCore(const ServerOptions& server_options, Engine* served_eng
                  .queue_max = kQueueMax}),
       record_lane({.thread_count = static_cast<int>(server_options.recordings_max) + 1,
                    .name = "wavekv-record",
-                   .queue_max = kQueueMax}) {}
+                   .queue_max = kQueueMax,
+                   .on_demand = true}) {}
 
 ThreadPool* ServiceCore::lane(Lane lane) {
   switch (lane) {

@@ -59,7 +59,8 @@ struct ServiceCore {
   ThreadPool slow_lane;
   ThreadPool build_lane;
   ThreadPool wait_lane;
-  ThreadPool record_lane;  // A thread for each recording, and one to refuse what is too many.
+  // A thread for each recording, and one to refuse what is too many; none before the first.
+  ThreadPool record_lane;
 };
 
 }  // namespace wavekv

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -55,31 +56,51 @@ struct ThreadPool::Loop {
   }
 };
 
-ThreadPool::ThreadPool(const ThreadPoolOptions& options) : queue_max_(options.queue_max) {
+ThreadPool::ThreadPool(const ThreadPoolOptions& options)
+    : thread_count_(options.thread_count),
+      name_(options.name.substr(0, 15)),
+      queue_max_(options.queue_max),
+      nice_(options.nice) {
   WAVEKV_CHECK(options.thread_count >= 0, "a thread pool cannot have fewer than 0 threads");
-  threads_.reserve(static_cast<size_t>(options.thread_count));
-  for (int i = 0; i < options.thread_count; ++i) {
-    threads_.emplace_back(
-        [this, name = options.name, nice = options.nice] { RunThread(name, nice); });
-  }
+  if (options.on_demand) return;
+  MutexLock lock(&mutex_);
+  for (int i = 0; i < thread_count_; ++i) StartThread();
 }
 
 ThreadPool::~ThreadPool() {
+  std::vector<std::thread> threads;
   {
     MutexLock lock(&mutex_);
     WAVEKV_CHECK(loops_.empty(), "a thread pool was destroyed inside a ParallelFor");
     stopping_ = true;
+    threads.swap(threads_);
   }
   work_.NotifyAll();
-  for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : threads) thread.join();
+}
+
+void ThreadPool::StartThread() {
+  threads_.emplace_back([this] { RunThread(); });
+  ++started_;
+}
+
+bool ThreadPool::HasThreads() {
+  if (started_ == 0) {
+    try {
+      for (int i = 0; i < thread_count_; ++i) StartThread();
+    } catch (const std::system_error&) {
+      // Fewer do as well; with none the caller is told.
+    }
+  }
+  return started_ > 0;
 }
 
 absl::Status ThreadPool::TrySubmit(std::function<void()> task) {
   {
     MutexLock lock(&mutex_);
-    if (threads_.empty() || tasks_.size() >= queue_max_) {
+    if (!HasThreads() || tasks_.size() >= queue_max_) {
       return absl::ResourceExhaustedError(absl::StrCat("thread pool: ", tasks_.size(),
-                                                       " tasks wait for ", threads_.size(),
+                                                       " tasks wait for ", started_,
                                                        " threads, at most ", queue_max_, " may"));
     }
     tasks_.push_back(std::move(task));
@@ -89,11 +110,12 @@ absl::Status ThreadPool::TrySubmit(std::function<void()> task) {
 }
 
 void ThreadPool::Submit(std::function<void()> task) {
-  const bool may_wait = !threads_.empty() && !OnPoolThread();
   {
     MutexLock lock(&mutex_);
+    const bool has_threads = HasThreads();
+    const bool may_wait = has_threads && !OnPoolThread();
     while (may_wait && tasks_.size() >= queue_max_) room_.Wait(&mutex_);
-    if (!threads_.empty() && tasks_.size() < queue_max_) {
+    if (has_threads && tasks_.size() < queue_max_) {
       tasks_.push_back(std::move(task));
       task = nullptr;
     }
@@ -106,7 +128,7 @@ void ThreadPool::Submit(std::function<void()> task) {
 }
 
 void ThreadPool::ParallelFor(size_t count, const std::function<void(size_t)>& fn) {
-  const size_t helpers = std::min(count == 0 ? 0 : count - 1, threads_.size());
+  const size_t helpers = std::min(count == 0 ? 0 : count - 1, static_cast<size_t>(thread_count_));
   if (helpers == 0) {
     for (size_t i = 0; i < count; ++i) fn(i);
     return;
@@ -114,6 +136,7 @@ void ThreadPool::ParallelFor(size_t count, const std::function<void(size_t)>& fn
   const auto loop = std::make_shared<Loop>(count, &fn);
   {
     MutexLock lock(&mutex_);
+    (void)HasThreads();  // Without any the caller does all of it.
     loops_.push_back(loop);
   }
   for (size_t i = 0; i < helpers; ++i) work_.NotifyOne();
@@ -132,13 +155,13 @@ size_t ThreadPool::queue_size() const {
 
 bool ThreadPool::OnPoolThread() const { return current_pool == this; }
 
-void ThreadPool::RunThread(const std::string& name, int nice) {
+void ThreadPool::RunThread() {
   current_pool = this;
-  ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
+  ::pthread_setname_np(::pthread_self(), name_.c_str());
   // Linux keeps a nice value per thread. A refusal costs priority, not correctness.
-  if (nice != 0) {
+  if (nice_ != 0) {
     const id_t thread = static_cast<id_t>(::syscall(SYS_gettid));
-    ::setpriority(PRIO_PROCESS, thread, ::getpriority(PRIO_PROCESS, thread) + nice);
+    ::setpriority(PRIO_PROCESS, thread, ::getpriority(PRIO_PROCESS, thread) + nice_);
   }
   while (true) {
     std::shared_ptr<Loop> loop;

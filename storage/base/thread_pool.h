@@ -19,6 +19,7 @@ struct ThreadPoolOptions {
   std::string name;         // Of the threads: the first 15 bytes show in ps and gdb.
   size_t queue_max = 1024;  // Tasks waiting; loops do not count.
   int nice = 0;             // Added to the process's; above 0 for work that should give way.
+  bool on_demand = false;   // Threads start with the first task or loop, all of them.
 };
 
 // Thread-safe. Destruction runs what was accepted, then joins; nobody may submit meanwhile.
@@ -31,7 +32,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Queues `task`. ResourceExhausted when queue_max tasks wait already.
+  // Queues `task`. ResourceExhausted when queue_max tasks wait already, or there are no threads:
+  // the pool has none, or the system gave none when they were to start.
   absl::Status TrySubmit(std::function<void()> task);
 
   // Queues `task`, waiting for room. On a thread of this pool, or in a pool without threads, a
@@ -43,17 +45,24 @@ class ThreadPool {
   // may be called from inside it. What the calls write is visible to the caller afterwards.
   void ParallelFor(size_t count, const std::function<void(size_t)>& fn);
 
-  int thread_count() const { return static_cast<int>(threads_.size()); }
+  // Of a pool whose threads have started, which they may not have yet.
+  int thread_count() const { return thread_count_; }
   // Tasks waiting.
   size_t queue_size() const;
 
  private:
   struct Loop;
 
-  void RunThread(const std::string& name, int nice);
+  // Starts the threads unless they run. False: there are none.
+  bool HasThreads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunThread();
   bool OnPoolThread() const;
 
+  const int thread_count_;
+  const std::string name_;
   const size_t queue_max_;
+  const int nice_;
   mutable Mutex mutex_;
   CondVar work_;  // Something to do, or stopping.
   CondVar room_;  // A task left the queue.
@@ -61,7 +70,8 @@ class ThreadPool {
   // Loops that may have iterations left; threads serve them first, as somebody waits for them.
   std::deque<std::shared_ptr<Loop>> loops_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;  // Filled by the constructor only.
+  int started_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);  // Until destruction takes them.
 };
 
 }  // namespace wavekv

@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -163,6 +166,59 @@ TEST(ThreadPoolTest, PoolWithoutThreadsWorksInTheCaller) {
   pool.ParallelFor(3, [&](size_t) { ++ran; });
   EXPECT_EQ(ran, 4);
   EXPECT_FALSE(pool.TrySubmit([] {}).ok());
+}
+
+TEST(ThreadPoolTest, WhatWasAcceptedMaySubmitMoreAtItsEnd) {
+  std::atomic<int> ran = 0;
+  {
+    ThreadPool pool(2, "test");
+    for (int i = 0; i < 100; ++i) {
+      pool.Submit([&] { pool.Submit([&] { ran.fetch_add(1); }); });
+    }
+  }
+  EXPECT_EQ(ran.load(), 100);
+}
+
+// Of this process, of that name.
+int Threads(const std::string& name) {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string found;
+    std::getline(std::ifstream(task.path() / "comm") >> std::ws, found);
+    count += found == name ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(ThreadPoolTest, OnDemandThereAreNoThreadsBeforeTheFirstTask) {
+  Event met[2];
+  std::atomic<int> ran = 0;
+  {
+    ThreadPool pool({.thread_count = 2, .name = "on-demand", .on_demand = true});
+    EXPECT_EQ(Threads("on-demand"), 0);
+    EXPECT_EQ(pool.thread_count(), 2);
+    // Each waits for the other: both threads are there.
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(pool.TrySubmit([&, i] {
+                        met[i].Set();
+                        met[1 - i].Wait();
+                        ran.fetch_add(1);
+                      })
+                      .ok());
+    }
+    met[0].Wait();
+    met[1].Wait();
+    EXPECT_EQ(Threads("on-demand"), 2);
+  }
+  EXPECT_EQ(ran.load(), 2);
+  ThreadPool for_a_loop({.thread_count = 1, .name = "test", .on_demand = true});
+  Event together[2];
+  for_a_loop.ParallelFor(2, [&](size_t i) {
+    together[i].Set();
+    together[1 - i].Wait();
+  });
+  // Never asked for anything, and gone.
+  const ThreadPool idle({.thread_count = 2, .name = "test", .on_demand = true});
 }
 
 TEST(ThreadPoolTest, ThreadsCarryNameAndNiceValue) {
