@@ -2,6 +2,7 @@
 
 import functools
 import types
+import unittest.mock
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ class StandInStream:
 class StandInGraph(TorchDispatchMode):
     """What happens inside it is done again, over the same memory, by each replay.
 
-    As in a CUDA graph, what is submitted to the device is only noted, and reading a value back is an
-    error.
+    As in a CUDA graph, what is submitted to the device is only noted, reading a value back is an
+    error, and torch says that it captures.
     """
 
     def __init__(self, device):
@@ -35,9 +36,12 @@ class StandInGraph(TorchDispatchMode):
 
     def __enter__(self):
         self._device.streams.append(self)
+        self._capturing = unittest.mock.patch("torch.cuda.is_current_stream_capturing", lambda: True)
+        self._capturing.start()
         return super().__enter__()
 
     def __exit__(self, *error):
+        self._capturing.stop()
         self._device.streams.pop()
         return super().__exit__(*error)
 

@@ -15,12 +15,24 @@ from wavekv.transformers.models import UnsupportedModelError
 def wavekv_mask(**asked: Any) -> torch.Tensor | None:
     """Makes the mask of a pass, as transformers' AttentionMaskInterface asks for it.
 
-    It is that of "sdpa", but for a chunk of a prompt without padding, for which that has an entry for
-    each pair of a query and a key: here PyTorch's CausalBias, which has none, and which its fastest
-    kernels know. transformers 4.57 says where the chunk begins in a tensor alone, and gets the mask.
+    It is that of "sdpa", but where there is no padding. A pass of one token has none then: sdpa has
+    one while a CUDA graph is captured. And a chunk of a prompt, for which sdpa's has an entry for each
+    pair of a query and a key, gets PyTorch's CausalBias, which has none, and which its fastest kernels
+    know. transformers 4.57 says where the chunk begins in a tensor alone, and gets the mask.
     """
     columns, new_columns = asked["kv_length"], asked.get("q_length")
     padding = asked.get("attention_mask")
+    if new_columns is None:
+        new_columns = asked["cache_position"].shape[0]
+    if (
+        new_columns == 1
+        and padding is None
+        and asked.get("kv_offset", 0) == 0
+        and asked.get("local_size") is None
+        and asked.get("allow_is_causal_skip", True)
+        and asked.get("mask_function") is causal_mask_function
+    ):
+        return None
     if (
         type(asked.get("q_offset")) is int
         and asked["q_offset"] + new_columns == columns
