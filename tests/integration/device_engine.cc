@@ -117,6 +117,14 @@ class DeviceEngine : public TokenEngine {
                                            client::ToString(outcome)));
   }
 
+  absl::Status NoteStored(uint64_t token_count) override {
+    WAVEKV_ASSIGN_OR_RETURN(const client::ResidentState state, sequence_->ResidentStatus());
+    WAVEKV_RETURN_IF_ERROR(state.attached);
+    covered_ = state.steady_first;
+    batch_->NoteStored(0, token_count, covered_);
+    return absl::OkStatus();
+  }
+
  private:
   explicit DeviceEngine(const ModelShape& shape) : shape_(shape) {}
 

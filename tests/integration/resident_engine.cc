@@ -165,6 +165,11 @@ class ReferenceEngine : public TokenEngine {
     return answer;
   }
 
+  absl::Status NoteStored(uint64_t token_count) override {
+    engine_->SetTokenCount(token_count);
+    return absl::OkStatus();
+  }
+
  private:
   std::unique_ptr<ResidentEngine> engine_;
 };

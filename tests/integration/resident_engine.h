@@ -50,7 +50,10 @@ class ResidentEngine {
   resident::StepResult EndStep(std::span<const float> queries);
 
   // The sequence was truncated or inserted to.
-  void SetTokenCount(uint64_t token_count) { token_count_ = token_count; }
+  void SetTokenCount(uint64_t token_count) {
+    token_count_ = token_count;
+    steady_first_ = 0;  // It may be less than it was: to be asked for.
+  }
   uint64_t token_count() const { return token_count_; }
   const client::ResidentAttachment& attachment() const { return attachment_; }
 

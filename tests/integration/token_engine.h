@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -39,6 +40,8 @@ class TokenEngine {
   // daemon for room; FailedPrecondition when there is none for a minute; Aborted when the token was
   // attended over nothing, as it is once the attachment has ended.
   virtual absl::StatusOr<TokenAnswer> Step(const TokenRows& rows) = 0;
+  // The sequence was truncated, or inserted to, and has so many tokens now.
+  virtual absl::Status NoteStored(uint64_t token_count) = 0;
 };
 
 // An engine for sequences of `shape` of up to `max_tokens` tokens, of which a step of a head

@@ -15,14 +15,28 @@ absl::Status ResidentRun::Attach(client::Sequence* sequence) {
 
 absl::StatusOr<StepOutput> ResidentRun::Step(uint32_t i) {
   const uint64_t position = world_.facts()[i].ask_position;
+  return Run(i, position, position);
+}
+
+absl::Status ResidentRun::Speculate(uint32_t i, uint64_t key_position, uint64_t value_position) {
+  return Run(i, key_position, value_position).status();
+}
+
+absl::Status ResidentRun::Truncate(uint64_t token_count) {
+  WAVEKV_RETURN_IF_ERROR(sequence_->Truncate(token_count));
+  return engine_->NoteStored(token_count);
+}
+
+absl::StatusOr<StepOutput> ResidentRun::Run(uint32_t i, uint64_t key_position,
+                                            uint64_t value_position) {
   const Context& context = world_.context();
   std::vector<std::byte> queries, keys, values;
   for (uint32_t layer = 0; layer < world_.config().model.layer_count; ++layer) {
     const std::vector<std::byte> asked = world_.QueryBytes(layer, i);
     queries.insert(queries.end(), asked.begin(), asked.end());
-    const std::byte* const key = context.Keys(layer, position);
+    const std::byte* const key = context.Keys(layer, key_position);
     keys.insert(keys.end(), key, key + context.token_bytes());
-    const std::byte* const value = context.Values(layer, position);
+    const std::byte* const value = context.Values(layer, value_position);
     values.insert(values.end(), value, value + context.token_bytes());
   }
   absl::StatusOr<integration::TokenAnswer> answer =

@@ -22,10 +22,16 @@ class ResidentRun {
   absl::Status Attach(client::Sequence* sequence);
   // The token that asks for fact `i`, appended to every layer and attended for: what came out.
   absl::StatusOr<StepOutput> Step(uint32_t i);
+  // The same question with a wrong token: key and value of other positions.
+  absl::Status Speculate(uint32_t i, uint64_t key_position, uint64_t value_position);
+  // Takes back what was speculated.
+  absl::Status Truncate(uint64_t token_count);
   // What the steps since Attach asked of the block cache; nothing else is counted.
   absl::StatusOr<client::StepCounters> Detach();
 
  private:
+  absl::StatusOr<StepOutput> Run(uint32_t i, uint64_t key_position, uint64_t value_position);
+
   const World& world_;
   integration::TokenEngine* const engine_;
   client::Sequence* sequence_ = nullptr;

@@ -221,18 +221,27 @@ class Decoder {
     const std::vector<Fact>& facts = world_.facts();
     const uint64_t other = facts[(i + 1) % facts.size()].position;
     for (uint32_t token = 0; token < kSpeculatedTokens; ++token) {
-      for (uint32_t layer = 0; layer < model().layer_count; ++layer) {
-        std::vector<std::byte> storage;
-        const client::Tensor queries = QueryTensor(layer, i, &storage);
-        client::AttendOptions append;
-        append.append_keys = RowTensor(world_.context().Keys(layer, facts[i].position));
-        append.append_values = RowTensor(world_.context().Values(layer, other));
-        const auto attention = sequence_->Attend(layer, queries, append);
-        if (!attention.ok()) return Annotate(attention.status(), "speculation");
-      }
+      const absl::Status status = resident_.has_value()
+                                      ? resident_->Speculate(i, facts[i].position, other)
+                                      : SpeculateOnce(i, facts[i].position, other);
+      if (!status.ok()) return Annotate(status, "speculation");
     }
-    const absl::Status truncated = sequence_->Truncate(facts[i].ask_position);
+    const absl::Status truncated = resident_.has_value()
+                                       ? resident_->Truncate(facts[i].ask_position)
+                                       : sequence_->Truncate(facts[i].ask_position);
     return truncated.ok() ? truncated : Annotate(truncated, "Truncate");
+  }
+
+  absl::Status SpeculateOnce(uint32_t i, uint64_t key_position, uint64_t value_position) {
+    for (uint32_t layer = 0; layer < model().layer_count; ++layer) {
+      std::vector<std::byte> storage;
+      const client::Tensor queries = QueryTensor(layer, i, &storage);
+      client::AttendOptions append;
+      append.append_keys = RowTensor(world_.context().Keys(layer, key_position));
+      append.append_values = RowTensor(world_.context().Values(layer, value_position));
+      WAVEKV_RETURN_IF_ERROR(sequence_->Attend(layer, queries, append).status());
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Append(const client::Attention& attention, StepOutput* output) const {
@@ -284,19 +293,10 @@ client::Budget BudgetOf(const SdkRunOptions& options) {
 }
 
 absl::Status ValidateSdkRunOptions(const SdkRunOptions& options) {
-  if (options.resident == nullptr) return absl::OkStatus();
-  const struct {
-    const char* flag;
-    bool given;
-  } rows[] = {{"--fork", options.fork}, {"--truncate", options.truncate}};
-  for (const auto& row : rows) {
-    if (!row.given) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        row.flag,
-        ": a run over a resident region has one sequence that only grows; add --staged, "
-        "or take --backend=host"));
-  }
-  return absl::OkStatus();
+  if (options.resident == nullptr || !options.fork) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--fork: a run over a resident region has one sequence; add --staged, or take "
+      "--backend=host");
 }
 
 absl::StatusOr<SdkRun> RunThroughSdk(const World& world, const SdkRunOptions& options) {
