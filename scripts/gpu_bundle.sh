@@ -4,12 +4,14 @@
 #   kernels   tests and benchmarks of the CUDA kernels
 #   buffer    the daemons, and the tests of the wave buffer that take a real GPU
 #   resident  the daemons, the mock decoder, and the tests of the SDK's kernels at work with them
-#   python    the daemons, and the Python package (PYTHONPATH=FOLDER) for the machine's own Python,
-#             numpy and torch; PYTHON_HEADERS, the folder of a Python.h, says which Python that is
-#             where it is not the one here
-# All need the CUDA Toolkit.
+#   python    the daemons, the Python package and gguf: what bench/gpu/transformers_*.py want beside
+#             the machine's own numpy, torch and transformers. WAVEKV_BUNDLE_PYTHON: a Python of the
+#             version of the machine's, with its headers (python3.12). There, in a copy of this tree:
+#               export PYTHONPATH=FOLDER WAVEKV_BIN_DIR=FOLDER/bin
+#               python3 bench/gpu/transformers_speed.py --commit "$(cat FOLDER/commit)"
+# All need the CUDA Toolkit; python also .venv with pybind11 and gguf, as scripts/test.sh makes it.
 # Usage: scripts/gpu_bundle.sh [kernels|buffer|resident|python] [FOLDER]   (default: kernels,
-# build/gpu-bundle)
+# build/gpu-bundle; for python build/gpu-bundle-python)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -17,6 +19,7 @@ PACKAGE=()
 OPTIONS=()
 # What must match the machine's loader and driver.
 NOT_PACKED='ld-linux|libc|libm|libdl|librt|libpthread|libcuda'
+FOLDER="$ROOT/build/gpu-bundle"
 case "${1:-kernels}" in
   kernels)
     TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test bench_gpu_attend bench_gpu_build
@@ -31,19 +34,22 @@ case "${1:-kernels}" in
       resident_device_test resident_needles_test random_deaths_test)
     ;;
   python)
-    python_environment
+    FOLDER="$FOLDER-python"
+    PYTHON="${WAVEKV_BUNDLE_PYTHON:-python3.12}"
+    PYTHON="$(command -v "$PYTHON")" || die "no $PYTHON: set WAVEKV_BUNDLE_PYTHON"
+    PYTHON="$("$PYTHON" -c 'import sys; print(sys.executable)')"
+    [ -x "$VENV/bin/python" ] || die "no $VENV: run scripts/test.sh, which makes it"
     TARGETS=(wavekvd wavebufferd)
     PACKAGE=(wavekv_python)
-    OPTIONS=(-DWAVEKV_PYTHON=ON "-DPython_EXECUTABLE=$VENV/bin/python"
-      "-Dpybind11_DIR=$("$VENV/bin/python" -m pybind11 --cmakedir)"
-      "-DWAVEKV_PYTHON_HEADERS=${PYTHON_HEADERS:-}")
+    OPTIONS=(-DWAVEKV_PYTHON=ON "-DPython_EXECUTABLE=$PYTHON"
+      "-Dpybind11_DIR=$("$VENV/bin/python" -m pybind11 --cmakedir)")
     # Of these a process has one: what Python and torch were built with.
     NOT_PACKED="$NOT_PACKED|libstdc\\+\\+|libgcc_s"
     ;;
   *) die "expected kernels, buffer, resident or python, found '$1'" ;;
 esac
 BYTES_MAX=$((45 * 1000 * 1000))
-folder="${2:-$ROOT/build/gpu-bundle}"
+folder="${2:-$FOLDER}"
 
 say "building ${TARGETS[*]}"
 # Each program, and what it loads, looks for libraries beside the program (an RPATH: a RUNPATH does
@@ -68,12 +74,17 @@ for target in "${TARGETS[@]}"; do
 done
 if [ "${#PACKAGE[@]}" -gt 0 ]; then
   cp -r "$ROOT/client/python/src/wavekv" "$folder/"
-  find "$folder/wavekv" -name __pycache__ -prune -exec rm -r {} +
-  for module in core gpu; do
-    install -s "$ROOT/build/release/client/python/_$module".*.so "$folder/wavekv/"
+  # With its metadata, in which transformers looks for it.
+  cp -r "$("$VENV/bin/python" -c 'import gguf; print(gguf.__path__[0])')"* "$folder/"
+  find "$folder" -name __pycache__ -prune -exec rm -r {} +
+  tag="$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')"
+  for module in _core _gpu; do
+    install -s "$ROOT/build/release/client/python/$module.$tag.so" "$folder/wavekv/"
+    readelf -d "$folder/wavekv/$module.$tag.so" | grep -q '(RPATH).*ORIGIN' ||
+      die "$module has no RPATH"
   done
 fi
-find "$folder" -type f -executable -exec ldd {} + |
+find "$folder" -type f \( -path "$folder/bin/*" -o -name '*.so' \) -exec ldd {} + |
   awk '/=> \// {print $3}' | sort -u | grep -Ev "/($NOT_PACKED)[.-]" |
   while read -r library; do install -m 644 "$library" "$folder/lib/"; done
 cp "$ROOT/bench/gpu/full_attention.py" "$ROOT/scripts/gpu_check.sh" "$folder/"
