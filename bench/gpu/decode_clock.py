@@ -45,7 +45,7 @@ def timed(step: Step, steps: int, before: Callable[[int], None]) -> dict[str, fl
     wall, gpu = [], []
     for i in range(steps):
         before(i)
-        _wait()
+        wait()
         if on_gpu:
             events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             events[0].record()
@@ -53,7 +53,7 @@ def timed(step: Step, steps: int, before: Callable[[int], None]) -> dict[str, fl
         step()
         if on_gpu:
             events[1].record()
-        _wait()
+        wait()
         wall.append(1e3 * (time.perf_counter() - started))
         if on_gpu:
             gpu.append(events[0].elapsed_time(events[1]))
@@ -64,7 +64,7 @@ def timed(step: Step, steps: int, before: Callable[[int], None]) -> dict[str, fl
     for i in range(steps):
         before(i)
         step()
-    _wait()
+    wait()
     result["queued_ms"] = 1e3 * (time.perf_counter() - started) / steps
     return {name: round(value, 4) for name, value in result.items()}
 
@@ -78,7 +78,7 @@ def kernels(step: Step, steps: int = 5, top: int = 12) -> list[dict[str, Any]]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(steps):
                 step()
-            _wait()
+            wait()
         found = [
             {
                 "kernel": event.key[:100],
@@ -97,6 +97,7 @@ def kernels(step: Step, steps: int = 5, top: int = 12) -> list[dict[str, Any]]:
     return found[:top] + [rest] * bool(found[top:])
 
 
-def _wait() -> None:
+def wait() -> None:
+    """Waits for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

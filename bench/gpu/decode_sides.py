@@ -4,82 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import block_caches
 import decode_clock
 import torch
+import whole_cache
 from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 from wavekv.transformers import WaveKVCache
 
 # Steps of what copies gigabytes: they take as long every time.
-SLOW_STEPS = 10
+SLOW_STEPS = 5
 
 
 class Inputs:
-    """The token of each row and its position, [batch, 1]: tensors that a graph may hold."""
+    """The token of each row and its position, [batch, 1]: tensors that a graph may hold.
 
-    def __init__(self, prompt: torch.Tensor, vocabulary: int, changes: int) -> None:
-        batch, tokens = prompt.shape
+    Two of the same arguments ask the same. The first token, until something changes it, is the
+    prompt's last one once more, at the next position.
+    """
+
+    def __init__(self, prompt: torch.Tensor, vocabulary: int, changes: int, seed: int) -> None:
+        """changes: how many tokens are made, before they come again."""
         self.prompt = prompt
         self.token = prompt[:, -1:].clone()
-        self.position = torch.full_like(self.token, tokens)
-        self._next = torch.randint(0, vocabulary, (changes, batch, 1)).to(prompt.device)
+        self.position = torch.full_like(self.token, prompt.shape[1])
+        shape = (changes, len(prompt), 1)
+        generator = torch.Generator().manual_seed(seed)
+        self._tokens = torch.randint(0, vocabulary, shape, generator=generator).to(prompt.device)
         self._changes = 0
 
     def change(self) -> None:
-        """Another token at the next position."""
-        self.token.copy_(self._next[self._changes % len(self._next)])
+        """Another token at another position, as long as there are."""
+        self._set(self._changes)
         self._changes += 1
-        self.position += 1
 
-    def every(self, steps: int) -> Callable[[int], None]:
-        """Returns what changes the inputs before step i if it is its turn; 0: never."""
-        return lambda i: self.change() if steps and i % steps == 0 else None
+    def cycle(self, queries: int) -> Callable[[int], None]:
+        """Returns what sets the inputs before step i: one of `queries` pairs of tokens and positions
+        after the other, again and again; 0: always another."""
+        return (lambda i: self._set(i % queries)) if queries else lambda i: self.change()
+
+    def _set(self, number: int) -> None:
+        self.token.copy_(self._tokens[number % len(self._tokens)])
+        self.position.fill_(self.prompt.shape[1] + 1 + number)
 
 
-class WholeLayer(CacheLayerMixin):
-    """Keys and values of fixed length whose last column is the newest token's.
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """What WaveKV is asked in its series.
 
-    Nothing is masked and nothing grows, so that sdpa needs no mask and takes its fastest kernel: at
-    least as fast as any static cache can be.
+    Attributes:
+      queries: a series each, see Inputs.cycle.
+      warm_steps, warm_seconds: at most, before a series is timed.
     """
 
-    is_sliding = False
-    is_compileable = False
-
-    def __init__(self, shape: tuple[int, ...], like: torch.Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = (like.new_zeros(shape) for _ in range(2))
-        for states in (self.keys, self.values):  # As a static cache says it to torch.compile.
-            torch._dynamo.mark_static_address(states)
-        self.is_initialized = True
-
-    def lazy_initialization(self, *states: torch.Tensor) -> None:
-        """Nothing to do."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys[:, :, -1:].copy_(key_states)
-        self.values[:, :, -1:].copy_(value_states)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query: Any) -> tuple[int, int]:
-        return self.keys.shape[2], 0
-
-    def get_seq_length(self) -> int:
-        return self.keys.shape[2] - 1
-
-    def get_max_length(self) -> int:
-        return self.keys.shape[2]
-
-    def get_max_cache_shape(self) -> int:
-        return self.keys.shape[2]
+    queries: list[int]
+    warm_steps: int
+    warm_seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +88,10 @@ class Decoding:
         logits.argmax(-1)  # A decoder chooses a token.
         return logits
 
-    def measured(self, step: decode_clock.Step, steps: int, change_every: int) -> dict[str, Any]:
+    def measured(self, step: decode_clock.Step, steps: int, queries: int = 0) -> dict[str, Any]:
         """Times steps after a few for warming up; adds tokens_per_s, from the mean of the steps."""
-        before = self.inputs.every(change_every)
-        for i in range(max(decode_clock.WARM_UP_STEPS, change_every)):
+        before = self.inputs.cycle(queries)
+        for i in range(decode_clock.WARM_UP_STEPS):
             before(i)
             step()
         result: dict[str, Any] = decode_clock.timed(step, steps, before)
@@ -114,72 +99,99 @@ class Decoding:
         return result
 
 
-def sdpa_sides(decoding: Decoding, compiled: bool) -> tuple[dict[str, Any], torch.Tensor]:
-    """transformers' own attention and caches. Returns what was measured, and the logits of the
-    first token [batch, vocabulary]."""
+@dataclasses.dataclass(frozen=True)
+class FirstLogits:
+    """What both sides say to the same: the prompt's last token, and the first one after it.
+
+    Attributes:
+      prompt, token: [batch, vocabulary].
+    """
+
+    prompt: torch.Tensor
+    token: torch.Tensor
+
+
+def sdpa_sides(decoding: Decoding, compiled: bool) -> tuple[dict[str, Any], FirstLogits]:
+    """Exact attention; returns what was measured, and the logits by transformers' own "sdpa"."""
     model, prompt = decoding.model, decoding.inputs.prompt
-    on_gpu = prompt.is_cuda
     result: dict[str, Any] = {}
+    model.set_attn_implementation("sdpa")
     started = time.perf_counter()
-    whole = _prefilled(model, prompt)
-    _wait(prompt)
+    whole, prompt_logits = whole_cache.prefilled(model, prompt)
+    decode_clock.wait()
     result["prefill_s"] = round(time.perf_counter() - started, 2)
     result["kv_bytes"] = sum(layer.keys.nbytes + layer.values.nbytes for layer in whole.layers)
-    logits = decoding.call(whole).clone()
-
-    def graph_of(cache: Any) -> decode_clock.Step:
-        call = lambda: decoding.call(cache)  # noqa: E731
-        return decode_clock.captured(call, call) if on_gpu else call
-
-    step = graph_of(whole)
-    result["whole_graph"] = decoding.measured(step, decoding.steps, 1)
-    result["whole_graph"]["kernels"] = decode_clock.kernels(step)
+    first = FirstLogits(prompt_logits, decoding.call(whole).clone())
+    model.set_attn_implementation(whole_cache.ATTENTION)
+    step = _graph_of(decoding, whole)
+    cosine = least_cosine(step(), first.token)
+    result["whole_graph"] = decoding.measured(step, decoding.steps)
+    result["whole_graph"] |= {"cosine_to_sdpa": cosine, "kernels": decode_clock.kernels(step)}
     step = None
     if compiled:
         with _no_room("whole_compiled"):
             result["whole_compiled"] = _compiled(decoding, whole)
+    model.set_attn_implementation("sdpa")
     with _no_room("static_graph"):
         static = _static_of(model, whole, room=10 * SLOW_STEPS)
-        step = graph_of(static)
-        result["static_graph"] = decoding.measured(step, SLOW_STEPS, 1)
+        step = _graph_of(decoding, static)
+        result["static_graph"] = decoding.measured(step, SLOW_STEPS)
         result["static_graph"]["kernels"] = decode_clock.kernels(step, steps=2)
     step = static = None
-    _free()
+    whole_cache.free()
     with _no_room("dynamic"):
         dynamic = DynamicCache(config=model.config)
         for i, layer in enumerate(whole.layers):
             dynamic.update(layer.keys[:, :, :-1], layer.values[:, :, :-1], i)
-        result["dynamic"] = decoding.measured(lambda: decoding.call(dynamic), SLOW_STEPS, 1)
-    return result, logits
+        result["dynamic"] = decoding.measured(lambda: decoding.call(dynamic), SLOW_STEPS)
+    return result, first
 
 
 def wavekv_side(
-    decoding: Decoding, cache: WaveKVCache, chunk: int, change_every: list[int]
-) -> tuple[dict[str, Any], torch.Tensor]:
-    """WaveKV; returns as sdpa_sides. One series for each of `change_every`, which it names."""
+    decoding: Decoding, cache: WaveKVCache, chunk: int, asked: Series
+) -> tuple[dict[str, Any], FirstLogits]:
+    """WaveKV; returns as sdpa_sides, with the series that were asked for."""
     model, inputs = decoding.model, decoding.inputs
     result: dict[str, Any] = {}
     started = time.perf_counter()
     for part in inputs.prompt.split(chunk, dim=1):
-        model(part, past_key_values=cache, logits_to_keep=1)
-    _wait(inputs.prompt)
+        prompt_logits = model(part, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+    decode_clock.wait()
     prefilled = time.perf_counter()
-    logits = decoding.call(cache).clone()
-    _wait(inputs.prompt)
+    first = FirstLogits(prompt_logits, decoding.call(cache).clone())
+    decode_clock.wait()
     indexed = time.perf_counter()
     result["prefill_s"] = round(prefilled - started, 2)
     result["index_s"] = round(indexed - prefilled, 2)
     result["kv_bytes"] = cache.device_bytes + cache.local_bytes
     step = _captured_step(decoding, cache) if inputs.prompt.is_cuda else lambda: decoding.call(cache)
     result["series"] = []
-    for every in change_every:
-        before = _blocks(cache)
-        series = {"change_every": every} | decoding.measured(step, decoding.steps, every)
-        series["hit_ratio"] = _hit_ratio(before, _blocks(cache))
+    for queries in asked.queries:
+        series: dict[str, Any] = {"queries": queries}
+        if cache.device_bytes:
+            series |= block_caches.warm_up(
+                step, inputs.cycle(queries), lambda: block_caches.glance(cache),
+                asked.warm_steps, asked.warm_seconds,
+            )  # fmt: skip
+            before = block_caches.counted(cache)
+        series |= decoding.measured(step, decoding.steps, queries) | {"hit_ratio": None}
+        if cache.device_bytes:
+            series["hit_ratio"] = block_caches.hit_ratio(before, block_caches.counted(cache))
         result["series"].append(series)
         print(f"wavekv: {series}", file=sys.stderr, flush=True)
     result["kernels"] = decode_clock.kernels(step)
-    return result, logits
+    return result, first
+
+
+def least_cosine(some: torch.Tensor, others: torch.Tensor) -> float:
+    """Of the rows of two [batch, vocabulary]."""
+    cosines = torch.cosine_similarity(some.float(), others.float(), dim=-1)
+    return round(cosines.min().item(), 5)
+
+
+def _graph_of(decoding: Decoding, cache: Any) -> decode_clock.Step:
+    call = lambda: decoding.call(cache)  # noqa: E731
+    return decode_clock.captured(call, call) if decoding.inputs.prompt.is_cuda else call
 
 
 def _captured_step(decoding: Decoding, cache: WaveKVCache) -> decode_clock.Step:
@@ -208,50 +220,6 @@ class _Kept:
         return self._context.__exit__(*error)
 
 
-def _blocks(cache: WaveKVCache) -> tuple[int, int] | None:
-    """Returns (hits, misses) of the rows' block caches, once the daemon has read them all; None where
-    steps are not on a GPU."""
-    if not cache.device_bytes:
-        return None
-    last = None
-    for _ in range(40):
-        # No index is ever so far: the first row waits, so that the daemon can read on.
-        states = [
-            sequence.resident_status(1 << 40, wait=0.0 if i else 0.25)
-            for i, sequence in enumerate(cache.sequences)
-        ]
-        found = sum(state.hit_blocks for state in states), sum(state.miss_blocks for state in states)
-        if found == last:
-            return found
-        last = found
-    raise RuntimeError("the daemon's counters of hits and misses do not come to rest")
-
-
-def _hit_ratio(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    if before is None or after is None:
-        return None
-    hits, misses = after[0] - before[0], after[1] - before[1]
-    return round(hits / (hits + misses), 4) if hits + misses else None
-
-
-def _prefilled(model: Any, prompt: torch.Tensor) -> Cache:
-    """A cache of WholeLayers with the prompt and a column more; a row at a time, for its memory."""
-    batch, tokens = prompt.shape
-    layers: list[WholeLayer] = []
-    for row in range(batch):
-        cache = DynamicCache(config=model.config)
-        model(prompt[row : row + 1], past_key_values=cache, logits_to_keep=1)
-        for i, layer in enumerate(cache.layers):
-            if row == 0:
-                _, heads, _, dim = layer.keys.shape
-                layers.append(WholeLayer((batch, heads, tokens + 1, dim), layer.keys))
-            layers[i].keys[row, :, :tokens] = layer.keys[0]
-            layers[i].values[row, :, :tokens] = layer.values[0]
-        del cache
-        _free()
-    return Cache(layers=layers)
-
-
 def _static_of(model: Any, whole: Cache, room: int) -> StaticCache:
     tokens = whole.get_seq_length()
     static = StaticCache(config=model.config, max_cache_len=tokens + room)
@@ -270,9 +238,9 @@ def _compiled(decoding: Decoding, cache: Cache) -> dict[str, Any]:
     step = lambda: whole.call(cache)  # noqa: E731
     for _ in range(decode_clock.WARM_UP_STEPS):
         step()
-    _wait(decoding.inputs.prompt)
+    decode_clock.wait()
     compile_s = round(time.perf_counter() - started, 1)
-    result = whole.measured(step, decoding.steps, 1) | {"compile_s": compile_s}
+    result = whole.measured(step, decoding.steps) | {"compile_s": compile_s}
     torch.compiler.reset()
     return result
 
@@ -284,15 +252,4 @@ def _no_room(what: str) -> Any:
         yield
     except Exception as error:
         print(f"{what} is left out: {type(error).__name__}: {error}"[:2000], file=sys.stderr)
-        _free()
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _wait(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
+        whole_cache.free()

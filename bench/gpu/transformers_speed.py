@@ -4,15 +4,22 @@
 Starts its own daemons (WAVEKV_BIN_DIR) and measures, in one run and for each batch:
 
     whole_graph   sdpa over keys and values of fixed length, without a mask, in a CUDA graph: at least
-                  as fast as any static cache can be, the one to beat
+                  as fast as any static cache can be, the one to beat (whole_cache.py)
     static_graph  sdpa with transformers' StaticCache in a CUDA graph: it makes a mask, and for the mask
                   a copy of keys and values for each query head
     dynamic       sdpa with transformers' DynamicCache: it copies all keys and values each step
     wavekv        wavekv.transformers in a CUDA graph, the host's part of each step included
 
-Random weights have no locality: `--change-every N` repeats a token and its position N steps, several
-values are a series each, and the first whose measured hit ratio is at least --hit-ratio counts. All
-sides do that. Times are of a whole step, model and all.
+Times are of a whole step, model and all. Random weights have no locality: a text's next token asks
+for much of what the last one did, here each asks for other blocks. So WaveKV has a series for each of
+`--queries`: as many tokens and their positions one after the other, again and again, whose blocks the
+cache (`--cache-ratio`) may hold; 0 is always another token, the worst case. Before a series is timed its
+steps are taken until the measured hit ratio has come to rest. The first series whose hit ratio is at
+least --hit-ratio counts.
+
+Both sides read the same prompt and the same tokens. Their logits are compared for the prompt's last
+token, exact on both sides, and for the first one after it: how far the approximation is from exact
+attention, which with random weights says nothing about a text.
 
     transformers_speed.py --layers 4 --batch 4,8 --out speed.json
 """
@@ -20,7 +27,6 @@ sides do that. Times are of a whole step, model and all.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
@@ -30,10 +36,12 @@ from typing import Any
 
 import torch
 import transformers
-from decode_sides import Decoding, Inputs, sdpa_sides, wavekv_side
+from decode_sides import Decoding, Inputs, Series, least_cosine, sdpa_sides, wavekv_side
 from own_daemons import check_host_memory, daemons, need_of
 from transformers import AutoModelForCausalLM, LlamaConfig
+from wavekv import Budget
 from wavekv.transformers import WaveKVCache
+from whole_cache import free
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         "layers": args.layers,
         "tokens": args.tokens,
         "steps": args.steps,
+        "budget": args.budget,
         "cache_ratio": args.cache_ratio,
         "rows": [],
     }
@@ -69,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
             except Exception as error:  # What was measured until then, and the next batch, stay.
                 traceback.print_exc()
                 row["error"] = f"{type(error).__name__}: {error}"[:2000]
-            _free()
+            free()
             if args.out:
                 args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for row in report["rows"]:
@@ -102,8 +111,8 @@ def _model(args: argparse.Namespace) -> Any:
 
 
 def _max_tokens(args: argparse.Namespace) -> int:
-    """The prompt, and what all steps append: each series is run through twice, and warmed up."""
-    series = sum(2 * args.steps + max(every, 10) for every in args.change_every)
+    """The prompt, and what all steps append: each series is warmed up, and run through twice."""
+    series = len(args.queries) * (2 * args.steps + args.warm_steps + 50)
     return (args.tokens + series + 100) // 64 * 64 + 64
 
 
@@ -117,31 +126,34 @@ def _compare(
     args: argparse.Namespace, model: Any, batch: int, need: Any, row: dict[str, Any]
 ) -> None:
     """Measures both sides, and notes in `row` what was found."""
-    prompt = torch.randint(0, args.vocabulary, (batch, args.tokens)).to(args.device)
+    generator = torch.Generator().manual_seed(args.seed)
+    prompt = torch.randint(0, args.vocabulary, (batch, args.tokens), generator=generator)
+    prompt = prompt.to(args.device)
+
+    def decoding() -> Decoding:
+        inputs = Inputs(prompt, args.vocabulary, _max_tokens(args) - args.tokens, args.seed + 1)
+        return Decoding(model, inputs, args.steps)
+
     _note(f"batch {batch}: sdpa")
-    model.set_attn_implementation("sdpa")
-    inputs = Inputs(prompt, args.vocabulary, changes=_max_tokens(args) - args.tokens)
-    row["sdpa"], exact = sdpa_sides(Decoding(model, inputs, args.steps), args.compile)
-    _free()
+    row["sdpa"], exact = sdpa_sides(decoding(), args.compile)
+    free()
     _note(f"batch {batch}: wavekv")
     model.set_attn_implementation("wavekv")
-    inputs = Inputs(prompt, args.vocabulary, changes=_max_tokens(args) - args.tokens)
     backend = "cuda" if args.device == "cuda" else "host"
+    budget = None if args.budget is None else Budget.ratio(args.budget)
+    asked = Series(args.queries, args.warm_steps, args.warm_seconds)
     with daemons(need, backend, args.logs) as address:
         cache = WaveKVCache(
             model.config, address, max_tokens=_max_tokens(args), dtype=torch.bfloat16,
             resident=True if args.device == "cuda" else None, cache_ratio=args.cache_ratio,
-            deadline=60, build_deadline=1200, label="transformers_speed",
+            budget=budget, deadline=60, build_deadline=1200, label="transformers_speed",
         )  # fmt: skip
-        row["wavekv"], logits = wavekv_side(
-            Decoding(model, inputs, args.steps), cache, args.chunk, args.change_every
-        )
+        row["wavekv"], found = wavekv_side(decoding(), cache, args.chunk, asked)
         cache.close()
         del cache
-        _free()
-    row["logits_cosine"] = round(
-        torch.cosine_similarity(exact.float(), logits.float(), dim=-1).min().item(), 5
-    )
+        free()
+    row["prompt_cosine"] = least_cosine(exact.prompt, found.prompt)
+    row["logits_cosine"] = least_cosine(exact.token, found.token)
     row |= _summary(row, args.hit_ratio)
 
 
@@ -160,18 +172,22 @@ def _summary(row: dict[str, Any], hit_ratio: float) -> dict[str, Any]:
         result |= {
             "tokens_per_s_wavekv": counted["tokens_per_s"],
             "hit_ratio": counted["hit_ratio"],
-            "change_every": counted["change_every"],
+            "queries": counted["queries"],
             "speedup": round(counted["tokens_per_s"] / sides[best]["tokens_per_s"], 3),
         }
     return result
 
 
 def _print(row: dict[str, Any]) -> None:
-    print(f"\nbatch {row['batch']}: logits of both sides, cosine {row['logits_cosine']}")
+    print(
+        f"\nbatch {row['batch']}: cosine of both sides' logits {row['prompt_cosine']} for the prompt, "
+        f"{row['logits_cosine']} for the token after it"
+    )
     print(f"{'':28}{'ms median':>10}{'ms mean':>10}{'queued':>10}{'tokens/s':>10}{'hits':>8}")
     lines = {name: side for name, side in row["sdpa"].items() if isinstance(side, dict)}
     for one in row["wavekv"]["series"]:
-        lines[f"wavekv, change every {one['change_every']}"] = one
+        asked = f"{one['queries']} queries" if one["queries"] else "always another"
+        lines[f"wavekv, {asked}"] = one
     for name, one in lines.items():
         numbers = (one["wall_ms_median"], one["wall_ms_mean"], one["queued_ms"])
         print(
@@ -198,12 +214,6 @@ def _note(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
@@ -214,11 +224,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=122880, help="of each row's prompt")
     parser.add_argument("--steps", type=int, default=50, help="to be timed, of each series")
     parser.add_argument(
-        "--change-every", type=numbers, default=[1, 10, 25, 0],
-        help="steps with the same token and position, 0: all; one or more series",
+        "--queries", type=numbers, default=[0, 2, 1],
+        help="different tokens and positions of a series, 0: always another; one or more series",
     )  # fmt: skip
+    parser.add_argument("--warm-steps", type=int, default=1200, help="at most, before a series")
+    parser.add_argument("--warm-seconds", type=float, default=3.0, help="at most, before a series")
     parser.add_argument("--hit-ratio", type=float, default=0.9, help="least that counts")
     parser.add_argument("--cache-ratio", type=float, default=0.05, help="of the payload, on the GPU")
+    parser.add_argument("--budget", type=float, help="share of the clusters to retrieve")
     parser.add_argument("--chunk", type=int, default=8192, help="tokens of a pass of the prompt")
     parser.add_argument("--compile", action="store_true", help="also sdpa with torch.compile: minutes")
     parser.add_argument("--heads", type=int, default=32)
