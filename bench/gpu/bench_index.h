@@ -46,7 +46,7 @@ struct LayerArrays {
   gpu::SegmentCopy* segments;  // [units, segments]
   float* means;                // [units, segments, 3, dim] of keys, of values, spread shares
   int32_t* block_slots;        // [units, blocks]
-  uint32_t* free_slots;        // [units, blocks]
+  gpu::FreeSlot* free_slots;   // [units, blocks]
   gpu::HeadState* state;       // [units]
   gpu::HeadDescriptor* heads;  // [units]
   uint16_t* sinks;             // [units, 2, kBenchSinks, dim]

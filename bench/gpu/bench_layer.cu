@@ -25,11 +25,14 @@ __global__ void ForceKernel(LayerShape shape, LayerArrays layer, const uint32_t*
     x = (x ^ (x >> 29)) * 0x94d049bb133111ebu;
     const bool hit = static_cast<uint32_t>(x >> 32) <= threshold;
     layer.block_slots[size_t{unit} * shape.blocks + b] = hit ? static_cast<int32_t>(b) : -1;
-    if (!hit) layer.free_slots[size_t{unit} * shape.blocks + atomicAdd(&free_count, 1)] = b;
+    if (!hit) {
+      layer.free_slots[size_t{unit} * shape.blocks + atomicAdd(&free_count, 1)] = {b,
+                                                                                   gpu::kNoBlock};
+    }
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    layer.state[unit].free_head = 0;
+    layer.state[unit].free_head = layer.state[unit].free_seen = 0;
     layer.state[unit].free_tail = free_count;
   }
 }

@@ -38,9 +38,10 @@ absl::Status CacheKeeper::Reset() {
     unit.policy = MakeLrfuBlockCachePolicy(unit.slot_count);
     unit.table.assign(shape.blocks, -1);
     unit.offered.resize(shape.blocks);
-    for (uint32_t slot = 0; slot < unit.slot_count; ++slot) unit.offered[slot] = slot;
+    for (uint32_t slot = 0; slot < unit.slot_count; ++slot)
+      unit.offered[slot] = {slot, gpu::kNoBlock};
     unit.free_tail = unit.slot_count;
-    states[i].free_head = 0;
+    states[i].free_head = states[i].free_seen = 0;
     states[i].free_tail = unit.free_tail;
     unit.log_read = states[i].log_end;
     WAVEKV_RETURN_IF_ERROR(Upload(i));
@@ -95,7 +96,7 @@ absl::Status CacheKeeper::RoundOf(uint32_t idx, const gpu::HeadState& state) {
     const std::optional<SlotOfBlock> worst = unit.policy->Evict(step);
     if (!worst.has_value()) break;
     unit.table[worst->key.block] = -1;
-    unit.offered[unit.free_tail++ % shape.blocks] = worst->slot;
+    unit.offered[unit.free_tail++ % shape.blocks] = {worst->slot, worst->key.block};
   }
   return Upload(idx);
 }

@@ -34,8 +34,8 @@ class CacheKeeper {
   struct Unit {
     std::unique_ptr<BlockCachePolicy> policy;
     uint32_t slot_count = 0;
-    std::vector<int32_t> table;     // As on the device.
-    std::vector<uint32_t> offered;  // Likewise: the ring of free slots.
+    std::vector<int32_t> table;          // As on the device.
+    std::vector<gpu::FreeSlot> offered;  // Likewise: the ring of free slots.
     uint64_t free_tail = 0;
     uint64_t log_read = 0;
     double misses = 0;  // Of a step, lately.

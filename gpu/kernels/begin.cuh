@@ -1,5 +1,6 @@
-// The first kernel of a step: latches what the manager published, appends the new token, and makes
-// the queries ready for ranking: their bytes, and what they see of whole segments.
+// The first kernel of a step: latches what the manager published, appends the new token, sees what
+// slots are on offer, and makes the queries ready for ranking: their bytes, and what they see of
+// whole segments.
 //
 // Centroids stay bytes there: a query becomes scale * (128 * high + low) with signed bytes high and
 // low, which keeps 15 bits of its largest component, so that dot products are exact integers.
@@ -63,6 +64,30 @@ inline __device__ void Append(const Step& step, const HeadDescriptor& head, uint
     static_cast<uint4*>(head.steady_keys)[row + i] = keys[i];
     static_cast<uint4*>(head.steady_values)[row + i] = values[i];
   }
+}
+
+// Takes what the slots on offer held out of the table; from here on the step may fill them. The
+// manager may go on offering. Counters, ring and table lie where a client can write.
+inline __device__ void SeeOffers(const HeadDescriptor& head) {
+  __shared__ uint64_t tail;
+  HeadState* state = head.state;
+  if (threadIdx.x == 0) {
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+                 : "=l"(tail)
+                 : "l"(&state->free_tail)
+                 : "memory");
+  }
+  __syncthreads();
+  const uint64_t seen = state->free_seen;
+  const uint64_t count = min(tail - seen, uint64_t{head.free_capacity});
+  for (uint64_t i = threadIdx.x; i < count; i += kBeginThreads) {
+    const volatile FreeSlot& offer = head.free_slots[(seen + i) % head.free_capacity];
+    const uint32_t slot = offer.slot, block = offer.block;
+    if (block >= head.block_count) continue;
+    if (head.block_slots[block] == static_cast<int32_t>(slot)) head.block_slots[block] = -1;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) state->free_seen = tail;
 }
 
 // Splits the queries into bytes; a warp a head. Heads beyond the group become zero.
@@ -175,6 +200,7 @@ __global__ void __launch_bounds__(kBeginThreads) BeginKernel(const __grid_consta
   }
   __syncthreads();
   if (step.inputs.new_keys != nullptr && head.state != nullptr) Append(step, head, unit);
+  if (head.state != nullptr) SeeOffers(head);
   ViewSegments<T, kDim>(step, head, unit);
 }
 

@@ -158,7 +158,7 @@ WAVEKV_HOST_DEVICE inline bool UnitIsSound(const resident::UnitLayout& unit, uin
          Fits(unit.sink_offset, 2 * resident::kSinkRows, row, end) &&
          Fits(unit.ring_offset, 2 * uint64_t{unit.ring_rows}, row, end) &&
          Fits(unit.slots_offset, unit.slot_count, 2 * kBlockRows * row, end) &&
-         Fits(unit.free_slots_offset, unit.slot_count, sizeof(uint32_t), end) &&
+         Fits(unit.free_slots_offset, unit.slot_count, sizeof(FreeSlot), end) &&
          Fits(unit.log_offset, unit.log_capacity, sizeof(BlockUse), end);
 }
 
@@ -225,7 +225,7 @@ WAVEKV_HOST_DEVICE inline HeadDescriptor Describe(const resident::UnitLayout& un
   head.first_block = reinterpret_cast<const uint32_t*>(base + unit.first_block_offset);
   head.block_slots = reinterpret_cast<int32_t*>(base + unit.block_slots_offset);
   head.slots = base + unit.slots_offset;
-  head.free_slots = reinterpret_cast<const uint32_t*>(base + unit.free_slots_offset);
+  head.free_slots = reinterpret_cast<const FreeSlot*>(base + unit.free_slots_offset);
   head.log = reinterpret_cast<BlockUse*>(base + unit.log_offset);
   head.state = state;
   head.steady_first = published.steady_first;

@@ -448,9 +448,9 @@ class Selector {
 
   __device__ size_t RowBytes() const { return size_t{step_.shape.head_dim} * 2; }
 
-  // Free slots on offer; the counters lie where a client can write.
+  // Slots on offer that the step has seen; the counters lie where a client can write.
   __device__ uint32_t FreeSlots() const {
-    return min(shared_->state.free_tail - shared_->state.free_head, uint64_t{head_.free_capacity});
+    return min(shared_->state.free_seen - shared_->state.free_head, uint64_t{head_.free_capacity});
   }
 
   // References to a cluster's blocks; `before` counts the hits and misses of those before it.
@@ -485,7 +485,7 @@ class Selector {
 
   // The free slot at `place` of the ring becomes `block`'s; -1 if it is no slot.
   __device__ int32_t TakeSlot(uint64_t place, uint32_t block) const {
-    const uint32_t slot = head_.free_slots[place % head_.free_capacity];
+    const uint32_t slot = head_.free_slots[place % head_.free_capacity].slot;
     if (slot >= head_.slot_count || block >= head_.block_count) return -1;
     head_.block_slots[block] = static_cast<int32_t>(slot);
     return static_cast<int32_t>(slot);

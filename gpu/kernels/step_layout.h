@@ -40,13 +40,14 @@ struct HeadState {
   uint64_t log_end;           // BlockUse entries ever written; the ring holds the last of them.
   uint64_t hits;              // Blocks ever asked for and found in the cache ...
   uint64_t misses;            // ... and not found.
-  uint64_t free_head;         // Free slots ever taken by the kernels.
+  uint64_t free_head;         // Offered slots ever taken by the kernels.
   uint64_t overflows;         // Appends refused because the steady ring was full.
   uint64_t appended_settled;  // `appended` and `log_end` of the last step that completed: their
   uint64_t log_settled;       //   rows and entries are in place for whoever reads by DMA.
-  uint64_t reserved[2];
+  uint64_t free_seen;         // Offers that have been seen: what they held is not in the table.
+  uint64_t reserved;
   // The manager's.
-  uint64_t free_tail;  // Free slots ever offered.
+  uint64_t free_tail;  // Slots ever offered.
   uint64_t published;  // Versions ever published; the current area is this modulo 2.
   uint64_t reserved_too[2];
 };
@@ -59,6 +60,14 @@ struct BlockUse {
   int32_t slot;    // Where it lies now; -1: in no slot.
   uint64_t place;  // Of the slot in the ring, of those ever offered; kNoPlace: it was not taken.
 };
+// An offer of a slot. A step that sees it takes the block that it held out of the table, if it is
+// still there, before it looks anything up; it and later ones may fill the slot.
+struct FreeSlot {
+  uint32_t slot;
+  uint32_t block;  // Flat block of the head; kNoBlock: none.
+};
+inline constexpr uint32_t kNoBlock = ~uint32_t{0};
+
 inline constexpr uint64_t kNoPlace = ~uint64_t{0};
 inline constexpr uint32_t kMissBit = 1u << 31;
 
@@ -88,7 +97,7 @@ struct HeadDescriptor {
   // Block cache. A slot holds kBlockRows rows of K, then as many of V.
   int32_t* block_slots;        // [block_count] slot of a block, negative: in none
   void* slots;                 // [slot_count, 2, kBlockRows, head_dim] element
-  const uint32_t* free_slots;  // [free_capacity] ring of slots that nobody reads
+  const FreeSlot* free_slots;  // [free_capacity] ring
   BlockUse* log;               // [log_capacity] ring
   HeadState* state;
   uint64_t steady_first;

@@ -12,8 +12,8 @@ namespace {
 // So many slots are on offer at least; and at most this share of all, one more where there are two:
 // what a policy keeps is worth more than room for every miss.
 constexpr uint64_t kOfferedMin = 8;
-constexpr uint64_t kOfferedShare = 16;
-// The policy is told no steps: a slot in use retires like any other.
+constexpr uint64_t kOfferedShare = 8;
+// The policy is told no steps: a slot in use is offered like any other.
 constexpr uint64_t kNoStep = 0;
 
 }  // namespace
@@ -24,14 +24,6 @@ CacheBooks::CacheBooks(uint32_t slot_count, uint64_t free_tail)
 }
 
 void CacheBooks::Read(uint64_t started, uint64_t completed) {
-  std::erase_if(retiring_, [&](uint32_t idx) {
-    Slot& slot = slots_[idx];
-    if (slot.epoch == kUnknown) slot.epoch = started;
-    if (completed < slot.epoch) return false;
-    slot.is = SlotIs::kIdle;
-    idle_.push_back(idx);
-    return true;
-  });
   for (const uint32_t idx : doubtful_) {
     Slot& slot = slots_[idx];
     if (slot.epoch == kUnknown) slot.epoch = started;
@@ -65,7 +57,7 @@ void CacheBooks::HearClaim(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
   if (owner.has_value() && owner->live) return Adopt(idx, block, owner->segment_uid);
   // Of a step that still saw a version with that block.
   if (owner.has_value()) Clear(block);
-  Retire(idx);
+  TakeBack(idx);
 }
 
 void CacheBooks::Adopt(uint32_t slot, uint32_t block, uint64_t segment_uid) {
@@ -78,14 +70,13 @@ void CacheBooks::Adopt(uint32_t slot, uint32_t block, uint64_t segment_uid) {
   // No step claims for a block that is in the table: whatever this is, the block starts over.
   ++violations_;
   Clear(block);
-  if (const std::optional<uint32_t> other = policy_->Erase(key)) Retire(*other);
-  Retire(slot);
+  if (const std::optional<uint32_t> other = policy_->Erase(key)) TakeBack(*other);
+  TakeBack(slot);
 }
 
-void CacheBooks::Retire(uint32_t slot) {
-  slots_[slot].is = SlotIs::kRetiring;
-  slots_[slot].epoch = kUnknown;
-  retiring_.push_back(slot);
+void CacheBooks::TakeBack(uint32_t slot) {
+  slots_[slot].is = SlotIs::kIdle;
+  idle_.push_back(slot);
 }
 
 void CacheBooks::HearNothing(uint64_t free_head) {
@@ -131,7 +122,7 @@ void CacheBooks::Judge(uint32_t slot, std::span<const uint32_t> blocks, OwnerOfB
   for (const uint32_t block : blocks) {
     if (live_count != 1 || block != believed.block) Clear(block);
   }
-  if (live_count != 1) return Retire(slot);
+  if (live_count != 1) return TakeBack(slot);
   Adopt(slot, believed.block, believed.segment_uid);
 }
 
@@ -140,30 +131,29 @@ void CacheBooks::Leave(uint64_t segment_uid, uint32_t first, uint32_t count) {
     const Slot& slot = slots_[idx];
     if (slot.is != SlotIs::kFilled || slot.block < first || slot.block - first >= count) continue;
     Clear(slot.block);
-    Retire(idx);
+    TakeBack(idx);
   }
   policy_->EraseSegment(segment_uid);
 }
 
 void CacheBooks::Offer() {
   demand_ = std::max(std::exchange(missed_, 0), demand_ - demand_ / 8);
-  for (const uint32_t idx : std::exchange(idle_, {})) {
-    Slot& slot = slots_[idx];
-    slot.is = SlotIs::kOffered;
-    slot.place = free_tail_++;
-    writes_.offered.push_back({slot.place, idx});
-    ++offered_count_;
-  }
+  for (const uint32_t idx : std::exchange(idle_, {})) OfferSlot(idx, gpu::kNoBlock);
   const uint64_t most = slots_.size() / kOfferedShare + (slots_.size() > 1 ? 1 : 0);
   const uint64_t wanted = std::min(std::max(kOfferedMin, demand_ + demand_ / 2), most);
-  for (uint64_t there = offered_count_ + retiring_.size() + doubtful_.size(); there < wanted;
-       ++there) {
+  for (uint64_t there = offered_count_ + doubtful_.size(); there < wanted; ++there) {
     const std::optional<SlotOfBlock> worst = policy_->Evict(kNoStep);
     if (!worst.has_value()) return;
     WAVEKV_CHECK(slots_[worst->slot].is == SlotIs::kFilled, "the policy knows filled slots only");
-    Clear(worst->key.block);
-    Retire(worst->slot);
+    OfferSlot(worst->slot, worst->key.block);
   }
+}
+
+void CacheBooks::OfferSlot(uint32_t slot, uint32_t block) {
+  slots_[slot].is = SlotIs::kOffered;
+  slots_[slot].place = free_tail_++;
+  writes_.offered.push_back({slots_[slot].place, slot, block});
+  ++offered_count_;
 }
 
 CacheBooks::Writes CacheBooks::TakeWrites() { return std::exchange(writes_, {}); }

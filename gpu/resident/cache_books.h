@@ -27,8 +27,8 @@ using OwnerOfBlock = absl::FunctionRef<std::optional<BlockOwner>(uint32_t block)
 // heard may be a lie. Not thread-safe.
 class CacheBooks {
  public:
-  // kIdle: nobody can see it, it may be offered.
-  enum class SlotIs : uint8_t { kIdle, kOffered, kFilled, kRetiring, kInDoubt };
+  // kIdle: to be offered, and in no table once what is in `cleared` was written.
+  enum class SlotIs : uint8_t { kIdle, kOffered, kFilled, kInDoubt };
 
   // The ring of free slots has as many places as there are slots; `free_tail` were offered before.
   CacheBooks(uint32_t slot_count, uint64_t free_tail);
@@ -50,15 +50,16 @@ class CacheBooks {
   // Blocks [first, first + count) of a segment leave the index.
   void Leave(uint64_t segment_uid, uint32_t first, uint32_t count);
 
-  // Ends a round: offers what is idle, and takes back what is worth least, so that about as many
-  // slots come to be on offer as were missed.
+  // Ends a round: offers what is idle, and the slots of the blocks that are worth least, so that
+  // somewhat more come to be on offer than blocks were missed.
   void Offer();
 
   struct Offered {
     uint64_t place = 0;  // In the ring: of all ever offered.
     uint32_t slot = 0;
+    uint32_t block = gpu::kNoBlock;  // That leaves the table for it.
   };
-  // What is to be written: -1 into the table for each of `cleared`; each slot into the ring, then
+  // What is to be written: -1 into the table for each of `cleared`; each offer into the ring, then
   // how many there were.
   struct Writes {
     std::vector<uint32_t> cleared;
@@ -68,7 +69,6 @@ class CacheBooks {
 
   uint64_t free_tail() const { return free_tail_; }
   // Whether a reading may change something.
-  bool waits() const { return !retiring_.empty() || !doubtful_.empty(); }
   bool doubts() const { return !doubtful_.empty(); }
   SlotIs state(uint32_t slot) const { return slots_[slot].is; }
   uint32_t slot_count() const { return static_cast<uint32_t>(slots_.size()); }
@@ -81,20 +81,22 @@ class CacheBooks {
     SlotIs is = SlotIs::kIdle;
     uint64_t place = 0;         // Of its last offer.
     uint32_t block = 0;         // kFilled.
-    uint64_t epoch = kUnknown;  // kRetiring, kInDoubt: what must be completed; of the next reading.
+    uint64_t epoch = kUnknown;  // kInDoubt: what must be completed; of the next reading.
     bool judged = false;        // kInDoubt: the epoch has passed.
   };
 
   void HearClaim(const gpu::BlockUse& use, OwnerOfBlock owner_of);
   void Adopt(uint32_t slot, uint32_t block, uint64_t segment_uid);
-  // Nobody finds `slot` in the table any more, or will once what is in `cleared` was written.
-  void Retire(uint32_t slot);
+  // Nobody finds `slot` in the table any more, or will once what is in `cleared` was written. A
+  // step that found it there reads it before the next one may fill it.
+  void TakeBack(uint32_t slot);
+  void OfferSlot(uint32_t slot, uint32_t block);
   void Clear(uint32_t block) { writes_.cleared.push_back(block); }
   // Takes back all entries that name a slot in doubt, but for the one that is believed.
   void Judge(uint32_t slot, std::span<const uint32_t> blocks, OwnerOfBlock owner_of);
 
   std::vector<Slot> slots_;
-  std::vector<uint32_t> idle_, retiring_, doubtful_;
+  std::vector<uint32_t> idle_, doubtful_;
   uint32_t offered_count_ = 0;  // As far as was heard.
   uint64_t free_tail_;
   uint64_t missed_ = 0;  // Blocks, in this round ...

@@ -44,7 +44,7 @@ struct UnitLayout {
   uint64_t sink_offset;             // element [2, kSinkRows, head_dim] keys, values
   uint64_t ring_offset;             // element [2, ring_rows, head_dim] keys, values
   uint64_t slots_offset;            // element [slot_count, 2, kBlockRows, head_dim]
-  uint64_t free_slots_offset;       // uint32_t [slot_count] ring
+  uint64_t free_slots_offset;       // FreeSlot [slot_count] ring
   uint64_t log_offset;              // BlockUse [log_capacity] ring
   uint32_t cluster_capacity;        // Multiple of gpu::kClusterPad.
   uint32_t segment_capacity;

@@ -114,7 +114,7 @@ void PlaceArrays(uint64_t dim, UnitLayout* unit) {
   unit->sink_offset = take(2 * kSinkRows * dim * kElementBytes);
   unit->ring_offset = take(2 * unit->ring_rows * dim * kElementBytes);
   unit->slots_offset = take(unit->slot_count * 2 * gpu::kBlockRows * dim * kElementBytes);
-  unit->free_slots_offset = take(unit->slot_count * sizeof(uint32_t));
+  unit->free_slots_offset = take(unit->slot_count * sizeof(gpu::FreeSlot));
   unit->log_offset = take(unit->log_capacity * sizeof(gpu::BlockUse));
   unit->unit_bytes = AlignUp(take(0), kBufferPageBytes);
 }

@@ -59,7 +59,8 @@ class ResidentRegion : public ResidentSequence {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AppendSteadyRows(const ResidentUnit& unit, const ResidentLayer& view, uint32_t kv_head,
                         std::vector<ByteCopy>* copies) const;
-  absl::Status HearLogs(std::span<ResidentUnit* const> active);
+  absl::Status HearLogs(std::span<ResidentUnit* const> active)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HearTables(std::span<ResidentUnit* const> active);
 
   const std::shared_ptr<TenantBuffer> buffer_;
@@ -218,7 +219,7 @@ absl::StatusOr<bool> ResidentRegion::Publish(uint32_t layer, const ResidentLayer
 
 absl::Status ResidentRegion::HearLogs(std::span<ResidentUnit* const> active) {
   std::vector<ResidentUnit*> telling;
-  std::vector<ByteRead> logs, later;
+  std::vector<ByteRead> logs;
   for (ResidentUnit* unit : active) {
     if (!unit->has_news()) continue;
     telling.push_back(unit);
@@ -226,13 +227,8 @@ absl::Status ResidentRegion::HearLogs(std::span<ResidentUnit* const> active) {
   }
   if (telling.empty()) return absl::OkStatus();
   WAVEKV_RETURN_IF_ERROR(memory_.Read(logs));
-  std::vector<gpu::HeadState> states(telling.size());
-  for (size_t i = 0; i < telling.size(); ++i) {
-    later.push_back({telling[i]->state_offset(), reinterpret_cast<std::byte*>(&states[i]),
-                     sizeof(gpu::HeadState)});
-  }
-  WAVEKV_RETURN_IF_ERROR(memory_.Read(later));
-  for (size_t i = 0; i < telling.size(); ++i) telling[i]->Hear(states[i]);
+  WAVEKV_ASSIGN_OR_RETURN(const std::vector<gpu::HeadState> later, States());
+  for (ResidentUnit* unit : telling) unit->Hear(later[unit - units_.data()]);
   return absl::OkStatus();
 }
 

@@ -42,7 +42,7 @@ bool ResidentUnit::Read(const gpu::HeadState& state) {
                     s.misses, s.overflows);
   };
   const bool moved = marks(state) != marks(seen_);
-  const bool waits = books_->waits() || segments_->waits() || !area_is_free();
+  const bool waits = books_->doubts() || segments_->waits() || !area_is_free();
   if (!moved && !waits) return false;
   Advance(state.started, kUnbounded, &seen_.started);
   Advance(state.completed_epoch, kUnbounded, &seen_.completed_epoch);
@@ -116,8 +116,9 @@ void ResidentUnit::EndRound(std::vector<BufferEntry>* entries, std::vector<Buffe
   }
   for (const CacheBooks::Offered& offered : writes.offered) {
     const uint64_t place = offered.place % layout_.slot_count;
-    entries->push_back(
-        {unit_offset_ + layout_.free_slots_offset + place * sizeof(uint32_t), offered.slot});
+    const uint64_t at = unit_offset_ + layout_.free_slots_offset + place * sizeof(gpu::FreeSlot);
+    entries->push_back({at + offsetof(gpu::FreeSlot, slot), offered.slot});
+    entries->push_back({at + offsetof(gpu::FreeSlot, block), offered.block});
   }
   if (writes.offered.empty()) return;
   words->push_back({Word(offsetof(gpu::HeadState, free_tail)), books_->free_tail()});
@@ -162,6 +163,7 @@ void ResidentUnit::Restart(const gpu::HeadState& state, std::unique_ptr<UnitSegm
       {offsetof(gpu::HeadState, log_end), log_read_},
       {offsetof(gpu::HeadState, log_settled), log_read_},
       {offsetof(gpu::HeadState, free_head), free_tail},
+      {offsetof(gpu::HeadState, free_seen), free_tail},
       {offsetof(gpu::HeadState, free_tail), free_tail},
   };
   for (const auto& [offset, value] : fresh) words->push_back({Word(offset), value});

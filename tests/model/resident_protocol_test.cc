@@ -113,7 +113,6 @@ TEST_P(ResidentRegionRuleTest, IsNeeded) {
 INSTANTIATE_TEST_SUITE_P(
     All, ResidentRegionRuleTest,
     ::testing::Values(
-        RegionRule{"SlotWaitsForCompleted", &RegionRules::slot_waits_for_completed, "another"},
         RegionRule{"NumberWaitsForCompleted", &RegionRules::number_waits_for_completed, "a"},
         RegionRule{"NumberWaitsForLog", &RegionRules::number_waits_for_log, "a"},
         RegionRule{"NumberWaitsForDoubts", &RegionRules::number_waits_for_doubts, "a"},
@@ -121,7 +120,9 @@ INSTANTIATE_TEST_SUITE_P(
         RegionRule{"LateClaimLeavesTheTable", &RegionRules::late_claim_leaves_the_table, "a"},
         RegionRule{"DoubtWaitsForCompleted", &RegionRules::doubt_waits_for_completed, "a"},
         RegionRule{"LappedLogIsNoticed", &RegionRules::lapped_log_is_noticed, "a"},
-        RegionRule{"ClaimsNameTheirPlace", &RegionRules::claims_name_their_place, "nobody fills"}),
+        RegionRule{"ClaimsNameTheirPlace", &RegionRules::claims_name_their_place, "nobody finds"},
+        RegionRule{"StepsClearBeforeTheyLook", &RegionRules::steps_clear_before_they_look, "a"},
+        RegionRule{"StepsClaimWhatTheyCleared", &RegionRules::steps_claim_what_they_cleared, "a"}),
     [](const auto& info) { return info.param.name; });
 
 // The checker itself: it finds what is there, and the shortest way to it.

@@ -18,7 +18,7 @@ std::string Named(const char* action, size_t number) {
 
 ResidentRegionModel::State ResidentRegionModel::Initial() const {
   State state = {};
-  for (uint8_t i = 0; i < kSlots; ++i) state.slots[i].place = ++state.offers;
+  for (uint8_t i = 0; i < kSlots; ++i) Offer(i, 0, &state);
   state.numbers[0] = {NumberIs::kLive, 1, 0, 0};
   state.numbers[kCommon] = {NumberIs::kLive, kCommonSegment, 0, 0};
   state.areas[0] = {AreaIs::kCurrent, 1, 0, 0};
@@ -51,13 +51,29 @@ void ResidentRegionModel::StepMoves(const State& state, Moves<State>* moves) con
       moves->Add("the step reads its area", next);
       return;
     case Phase::kDescribed:
+      for (Slot& slot : next.slots) slot.seen |= slot.is == SlotIs::kOffered && !slot.taken;
+      next.phase = Phase::kSawOffers;
+      moves->Add("the step sees what is on offer", next);
+      return;
+    case Phase::kSawOffers:
+      for (uint8_t i = 0; i < kSlots && rules_.steps_clear_before_they_look; ++i) {
+        Slot& slot = next.slots[i];
+        // The manager may have changed its mind about the slot, but not about the offer.
+        if (!slot.seen || slot.leaves == 0) continue;
+        if (next.table[slot.leaves - 1] == i + 1) next.table[slot.leaves - 1] = 0;
+        slot.leaves = 0;
+      }
+      next.phase = Phase::kCleared;
+      moves->Add("the step clears what the offers held", next);
+      return;
+    case Phase::kCleared:
       next.slot_plus_1 = state.table[state.number];
       next.phase = Phase::kResolved;
       if (next.slot_plus_1 != 0) Log(state.number, kNoSlot, &next);
       moves->Add("the step looks its block up", next);
       if (next.slot_plus_1 != 0) return;
       for (uint8_t i = 0; i < kSlots; ++i) {
-        if (state.slots[i].is != SlotIs::kOffered || state.slots[i].taken) continue;
+        if (!CanClaim(state.slots[i])) continue;
         State taken = next;
         taken.slots[i].taken = true;
         taken.slots[i].content = kHalf;
@@ -78,7 +94,7 @@ void ResidentRegionModel::StepMoves(const State& state, Moves<State>* moves) con
       moves->Add("the step does without its other block", next);
       if (state.table[kCommon] != 0) return;
       for (uint8_t i = 0; i < kSlots; ++i) {
-        if (state.slots[i].is != SlotIs::kOffered || state.slots[i].taken) continue;
+        if (!CanClaim(state.slots[i])) continue;
         State claimed = next;
         claimed.slots[i].taken = true;
         claimed.slots[i].content = kHalf;
@@ -107,6 +123,11 @@ void ResidentRegionModel::StepMoves(const State& state, Moves<State>* moves) con
       moves->Add("the step reads its blocks and completes", next);
       return;
   }
+}
+
+bool ResidentRegionModel::CanClaim(const Slot& slot) const {
+  return slot.is == SlotIs::kOffered && !slot.taken &&
+         (slot.seen || !rules_.steps_claim_what_they_cleared);
 }
 
 void ResidentRegionModel::Log(uint8_t number, uint8_t slot, State* state) {
@@ -163,16 +184,24 @@ void ResidentRegionModel::LogMoves(const State& state, Moves<State>* moves) cons
     slot.is = SlotIs::kFilled;
     if (state.numbers[state.entry_number].is != NumberIs::kLive) {
       if (rules_.late_claim_leaves_the_table) next.table[state.entry_number] = 0;
-      Retire(state.entry_slot, &next);
+      TakeBack(state.entry_slot, &next);
     }
   }
   moves->Add(Named("the manager hears of a claim of slot", state.entry_slot), next);
 }
 
-void ResidentRegionModel::Retire(uint8_t slot, State* state) {
-  state->slots[slot].is = SlotIs::kRetiring;
-  state->slots[slot].epoch = state->started;
-  state->slots[slot].number_plus_1 = 0;
+void ResidentRegionModel::TakeBack(uint8_t slot, State* state) {
+  state->slots[slot].is = SlotIs::kIdle;
+  state->slots[slot].number_plus_1 = state->slots[slot].epoch = 0;
+}
+
+void ResidentRegionModel::Offer(uint8_t slot, uint8_t leaves, State* state) {
+  Slot& offered = state->slots[slot];
+  offered.is = SlotIs::kOffered;
+  offered.number_plus_1 = offered.epoch = 0;
+  offered.taken = offered.seen = false;
+  offered.leaves = leaves;
+  offered.place = ++state->offers;
 }
 
 void ResidentRegionModel::SlotMoves(const State& state, Moves<State>* moves) const {
@@ -184,16 +213,11 @@ void ResidentRegionModel::SlotMoves(const State& state, Moves<State>* moves) con
       case SlotIs::kOffered:
         break;
       case SlotIs::kFilled:
-        next.table[slot.number_plus_1 - 1] = 0;
-        Retire(i, &next);
-        moves->Add(Named("the manager takes back slot", i), next);
+        Offer(i, slot.number_plus_1, &next);
+        moves->Add(Named("the manager offers, with its block, slot", i), next);
         break;
-      case SlotIs::kRetiring:
-        if (rules_.slot_waits_for_completed && state.completed < slot.epoch) break;
-        after.is = SlotIs::kOffered;
-        after.epoch = 0;
-        after.taken = false;
-        after.place = ++next.offers;
+      case SlotIs::kIdle:
+        Offer(i, 0, &next);
         moves->Add(Named("the manager offers slot", i), next);
         break;
       case SlotIs::kInDoubt: {
@@ -211,7 +235,7 @@ void ResidentRegionModel::SlotMoves(const State& state, Moves<State>* moves) con
             next.table[number] = 0;
           }
         }
-        if (!adopted) Retire(i, &next);
+        if (!adopted) TakeBack(i, &next);
         moves->Add(Named("the manager reads the table back for slot", i), next);
         break;
       }
@@ -244,8 +268,13 @@ void ResidentRegionModel::VersionMoves(const State& state, Moves<State>* moves) 
   }
   if (current.version == kVersionsMax) return;
   for (uint8_t number = 0; number < kNumbers; ++number) {
-    if (state.numbers[number].is != NumberIs::kFree) continue;
     next = state;
+    if (state.numbers[number].is == NumberIs::kFree) {
+      next.numbers[number].is = NumberIs::kCopied;
+      next.table[number] = 0;  // The new segment's blocks begin without entries.
+      moves->Add(Named("the manager copies the next version's index, with number", number), next);
+    }
+    if (state.numbers[number].is != NumberIs::kCopied) continue;
     const uint8_t version = current.version + 1;
     next.numbers[number] = {NumberIs::kLive, version, 0, 0};
     next.areas[other] = {AreaIs::kCurrent, version, number, 0};
@@ -255,10 +284,11 @@ void ResidentRegionModel::VersionMoves(const State& state, Moves<State>* moves) 
     next.areas[state.current].epoch = state.started;
     next.numbers[current.number].is = NumberIs::kRetiring;
     next.numbers[current.number].epoch = state.started;
-    next.table[current.number] = 0;
     for (uint8_t i = 0; i < kSlots; ++i) {
       const Slot& slot = state.slots[i];
-      if (slot.is == SlotIs::kFilled && slot.number_plus_1 == current.number + 1) Retire(i, &next);
+      if (slot.is != SlotIs::kFilled || slot.number_plus_1 != current.number + 1) continue;
+      next.table[current.number] = 0;
+      TakeBack(i, &next);
     }
     moves->Add(Named("the manager publishes the next version, with number", number), next);
   }
@@ -268,10 +298,18 @@ const char* ResidentRegionModel::Violation(const State& state) const {
   if (state.broken == kWrongBlock) return "a step read another block than it asked for";
   if (state.broken == kWrongVersion) return "a step's version was replaced under it";
   for (uint8_t i = 0; i < kSlots; ++i) {
+    const uint8_t filled = state.slots[i].number_plus_1;
+    if (filled != 0 && state.table[filled - 1] != i + 1) return "a filled slot that nobody finds";
     if (state.slots[i].is != SlotIs::kOffered || state.slots[i].taken) continue;
-    for (const uint8_t entry : state.table) {
-      if (entry == i + 1) return "the table names a slot that nobody fills";
+    for (uint8_t number = 0; number <= kNumbers; ++number) {
+      if (state.table[number] != i + 1 || state.slots[i].leaves == number + 1) continue;
+      return "the table names a slot that nobody fills";
     }
+  }
+  for (uint8_t number = 0; number < kNumbers; ++number) {
+    const uint8_t entry = state.table[number];
+    if (state.numbers[number].is != NumberIs::kFree || entry == 0) continue;
+    if (state.slots[entry - 1].leaves != number + 1) return "the block of a free number is cached";
   }
   return nullptr;
 }

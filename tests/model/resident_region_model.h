@@ -18,7 +18,6 @@ class ResidentRegionModel {
   static constexpr uint8_t kCommon = kNumbers;  // ... and the common block's.
 
   struct Rules {
-    bool slot_waits_for_completed = true;
     bool number_waits_for_completed = true;
     bool number_waits_for_log = true;
     bool number_waits_for_doubts = true;
@@ -27,18 +26,31 @@ class ResidentRegionModel {
     bool doubt_waits_for_completed = true;
     bool lapped_log_is_noticed = true;
     bool claims_name_their_place = true;
+    bool steps_clear_before_they_look = true;
+    bool steps_claim_what_they_cleared = true;
   };
 
-  enum class SlotIs : uint8_t { kOffered, kFilled, kRetiring, kInDoubt };
-  enum class NumberIs : uint8_t { kFree, kLive, kRetiring, kPassed, kRead };
+  enum class SlotIs : uint8_t { kIdle, kOffered, kFilled, kInDoubt };
+  enum class NumberIs : uint8_t { kFree, kCopied, kLive, kRetiring, kPassed, kRead };
   enum class AreaIs : uint8_t { kFree, kCurrent, kRetiring };
-  enum class Phase : uint8_t { kIdle, kStarted, kDescribed, kTaken, kResolved, kBoth };
+  enum class Phase : uint8_t {
+    kIdle,
+    kStarted,
+    kDescribed,
+    kSawOffers,
+    kCleared,
+    kTaken,
+    kResolved,
+    kBoth
+  };
 
   struct Slot {
     SlotIs is;
     uint8_t number_plus_1;  // The manager's record of its block.
     uint8_t epoch;
     uint8_t place;    // Of its last offer, in the ring of free slots.
+    uint8_t leaves;   // With that offer: the number + 1 of the block that it held; 0: none.
+    bool seen;        // By a step, since it was offered.
     bool taken;       // On the device: claimed since it was offered.
     uint8_t content;  // A segment; 0: nothing, kHalf: being written.
   };
@@ -82,10 +94,12 @@ class ResidentRegionModel {
 
  private:
   void StepMoves(const State& state, Moves<State>* moves) const;
+  bool CanClaim(const Slot& slot) const;
   static void Log(uint8_t number, uint8_t slot, State* state);
   void ReadMoves(const State& state, Moves<State>* moves) const;
   void LogMoves(const State& state, Moves<State>* moves) const;
-  static void Retire(uint8_t slot, State* state);
+  static void TakeBack(uint8_t slot, State* state);
+  static void Offer(uint8_t slot, uint8_t leaves, State* state);
   void SlotMoves(const State& state, Moves<State>* moves) const;
   void NumberMoves(const State& state, Moves<State>* moves) const;
   void VersionMoves(const State& state, Moves<State>* moves) const;

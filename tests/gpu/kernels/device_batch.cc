@@ -136,13 +136,17 @@ absl::Status DeviceHead::UploadCache(const HeadProblem& head, const CacheSpec& c
       std::copy_n(segment.values.begin() + from, rows * row, slot + kBlockRows * row);
     }
   }
-  std::vector<uint32_t> free_slots(
-      order.begin(), order.begin() + std::min<size_t>(order.size(), cache.free_per_miss * misses));
+  const size_t free_count = std::min<size_t>(order.size(), cache.free_per_miss * misses);
+  std::vector<FreeSlot> free_slots;
+  for (size_t i = 0; i < free_count; ++i) free_slots.push_back({order[i], kNoBlock});
   HeadState state = {};
   state.appended = head.spec.steady_first + head.spec.steady;
   state.free_head = 0xfffffff0u;  // Passes 2^32 within the test.
+  state.free_seen = state.free_head;
   state.free_tail = state.free_head + free_slots.size();
-  if (cache.hostile && !free_slots.empty()) free_slots.back() = slot_count + 5;
+  if (cache.hostile && !free_slots.empty()) {
+    free_slots.back() = {slot_count + 5, head.block_count + 1};
+  }
   WAVEKV_RETURN_IF_ERROR(CopyTo(&slots_, slots));
   WAVEKV_RETURN_IF_ERROR(CopyTo(&block_slots_, table));
   WAVEKV_RETURN_IF_ERROR(CopyTo(&free_slots_, free_slots));

@@ -44,7 +44,8 @@ class DeviceHead {
   DeviceArray<int8_t> centroids_, value_means_;
   DeviceArray<float> centroid_scales_, value_scales_, key_spreads_, value_spreads_, means_;
   DeviceArray<uint16_t> sizes_, cluster_segment_;
-  DeviceArray<uint32_t> first_row_, first_block_, free_slots_;
+  DeviceArray<uint32_t> first_row_, first_block_;
+  DeviceArray<FreeSlot> free_slots_;
   DeviceArray<SegmentCopy> segments_;
   DeviceArray<int32_t> block_slots_;
   DeviceArray<BlockUse> log_;

@@ -55,7 +55,7 @@ UnitLayout LayOut(std::span<const HeadProblem> heads, uint32_t slot_count) {
   place(&unit.sink_offset, 2 * resident::kSinkRows * dim * 2);
   place(&unit.ring_offset, 2 * uint64_t{unit.ring_rows} * dim * 2);
   place(&unit.slots_offset, uint64_t{slot_count} * 2 * kBlockRows * dim * 2);
-  place(&unit.free_slots_offset, slot_count * sizeof(uint32_t));
+  place(&unit.free_slots_offset, slot_count * sizeof(FreeSlot));
   place(&unit.log_offset, unit.log_capacity * sizeof(BlockUse));
   unit.unit_bytes = end;
   return unit;
@@ -162,8 +162,8 @@ void RegionImage::WriteUnit(std::mt19937_64& random, const HeadProblem& head, ui
   write(layout.sink_offset + uint64_t{2} * resident::kSinkRows * head.dim, head.sink_values);
   write(layout.ring_offset, head.steady_keys);
   write(layout.ring_offset + uint64_t{2} * layout.ring_rows * head.dim, head.steady_values);
-  std::vector<uint32_t> free_slots(layout.slot_count);
-  for (uint32_t i = 0; i < layout.slot_count; ++i) free_slots[i] = i;
+  std::vector<FreeSlot> free_slots(layout.slot_count);
+  for (uint32_t i = 0; i < layout.slot_count; ++i) free_slots[i] = {i, kNoBlock};
   std::shuffle(free_slots.begin(), free_slots.end(), random);
   write(layout.free_slots_offset, free_slots);
 }

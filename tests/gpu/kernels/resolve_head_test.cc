@@ -101,7 +101,7 @@ class ResolveHeadTest : public testing::Test {
         {"first block", head.first_block, clusters * 4},
         {"block slots", head.block_slots, uint64_t{head.block_count} * 4},
         {"slots", head.slots, head.slot_count * 2 * kBlockRows * row},
-        {"free slots", head.free_slots, uint64_t{head.free_capacity} * 4},
+        {"free slots", head.free_slots, uint64_t{head.free_capacity} * sizeof(FreeSlot)},
         {"log", head.log, head.log_capacity * sizeof(BlockUse)},
         {"state", head.state, sizeof(HeadState)},
         {"entries", resolved.segments.entries,

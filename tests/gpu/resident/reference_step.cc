@@ -137,6 +137,7 @@ void ReferenceStep::Begin(uint32_t layer, std::span<const std::byte> keys,
     }
     if (!keys.empty()) Append(&keys[i * row_bytes()], &values[i * row_bytes()], &unit);
     unit.head.appended = LoadWhole(&unit.state->appended);
+    SeeOffers(&unit);
   }
 }
 
@@ -231,10 +232,26 @@ void ReferenceStep::Log(const gpu::BlockUse& use, Unit* unit) const {
   for (size_t i = 0; i < std::size(words); ++i) StoreWhole(entry + i, words[i]);
 }
 
+// Takes what the slots on offer held out of the table.
+void ReferenceStep::SeeOffers(Unit* unit) const {
+  gpu::HeadState* const state = unit->state;
+  const uint64_t tail = LoadWhole(&state->free_tail), seen = LoadWhole(&state->free_seen);
+  const uint64_t count = std::min<uint64_t>(tail - seen, layout().slot_count);
+  auto* const ring = ArrayAt<gpu::FreeSlot>(unit->base, layout().free_slots_offset);
+  auto* const table = ArrayAt<int32_t>(unit->base, layout().block_slots_offset);
+  for (uint64_t place = seen; place < seen + count; ++place) {
+    gpu::FreeSlot& offer = ring[place % layout().slot_count];
+    const uint32_t slot = LoadWhole(&offer.slot), block = LoadWhole(&offer.block);
+    if (block >= layout().block_capacity) continue;
+    if (LoadWhole(&table[block]) == static_cast<int32_t>(slot)) StoreWhole(&table[block], -1);
+  }
+  StoreWhole(&state->free_seen, tail);
+}
+
 // The slot at `place` of the ring of free slots becomes the block's; -1 if it is no slot.
 int32_t ReferenceStep::TakeSlot(uint32_t block, uint64_t place, Unit* unit) const {
-  auto* const ring = ArrayAt<uint32_t>(unit->base, layout().free_slots_offset);
-  const uint32_t slot = LoadWhole(&ring[place % layout().slot_count]);
+  auto* const ring = ArrayAt<gpu::FreeSlot>(unit->base, layout().free_slots_offset);
+  const uint32_t slot = LoadWhole(&ring[place % layout().slot_count].slot);
   if (slot >= layout().slot_count || block >= layout().block_capacity) return -1;
   auto* const table = ArrayAt<int32_t>(unit->base, layout().block_slots_offset);
   StoreWhole(&table[block], static_cast<int32_t>(slot));
@@ -269,7 +286,7 @@ void ReferenceStep::ClaimMissing(Unit* unit) const {
   gpu::HeadState* const state = unit->state;
   const uint64_t free_head = LoadWhole(&state->free_head);
   const uint64_t free_count =
-      std::min<uint64_t>(LoadWhole(&state->free_tail) - free_head, layout().slot_count);
+      std::min<uint64_t>(LoadWhole(&state->free_seen) - free_head, layout().slot_count);
   uint64_t misses = 0;
   for (StepBlock& found : unit->head.blocks) {
     if (found.hit) {

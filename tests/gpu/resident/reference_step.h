@@ -106,6 +106,7 @@ class ReferenceStep {
   void Append(const std::byte* key, const std::byte* value, Unit* unit) const;
   void Score(std::span<const float> queries, Unit* unit) const;
   void Choose(Unit* unit) const;
+  void SeeOffers(Unit* unit) const;
   void LookUp(Unit* unit) const;
   void ClaimMissing(Unit* unit) const;
   int32_t TakeSlot(uint32_t block, uint64_t place, Unit* unit) const;

@@ -79,7 +79,7 @@ class HostileEngineTest : public ::testing::Test {
         Spoil<int32_t>(unit + layout.block_slots_offset, layout.block_capacity);
         break;
       case 4:
-        Spoil<uint32_t>(unit + layout.free_slots_offset, layout.slot_count);
+        Spoil<uint32_t>(unit + layout.free_slots_offset, 2 * layout.slot_count);
         break;
     }
   }

@@ -38,7 +38,7 @@ std::vector<std::pair<uint64_t, uint64_t>> Arrays(const UnitLayout& unit, uint64
       {unit.sink_offset, 2 * kSinkRows * dim * 2},
       {unit.ring_offset, 2 * unit.ring_rows * dim * 2},
       {unit.slots_offset, uint64_t{unit.slot_count} * 2 * 8 * dim * 2},
-      {unit.free_slots_offset, uint64_t{unit.slot_count} * 4},
+      {unit.free_slots_offset, uint64_t{unit.slot_count} * sizeof(gpu::FreeSlot)},
       {unit.log_offset, uint64_t{unit.log_capacity} * sizeof(gpu::BlockUse)},
   };
   std::vector<std::pair<uint64_t, uint64_t>> arrays;
