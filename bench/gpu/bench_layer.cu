@@ -13,6 +13,9 @@ namespace {
 using gpu::kBlockRows;
 using gpu::kSegmentTokensMax;
 
+// Offers that a forced step has not seen: about as many as a step takes at nine hits of ten.
+constexpr uint32_t kNewOffers = 64;
+
 __global__ void ForceKernel(LayerShape shape, LayerArrays layer, const uint32_t* block_counts,
                             uint32_t threshold, uint64_t seed) {
   const uint32_t unit = blockIdx.x;
@@ -32,7 +35,8 @@ __global__ void ForceKernel(LayerShape shape, LayerArrays layer, const uint32_t*
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    layer.state[unit].free_head = layer.state[unit].free_seen = 0;
+    layer.state[unit].free_head = 0;
+    layer.state[unit].free_seen = free_count - min(free_count, kNewOffers);
     layer.state[unit].free_tail = free_count;
   }
 }
