@@ -43,6 +43,12 @@ void CacheBooks::Hear(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
   if (missed && use.slot >= 0) HearClaim(use, owner_of);
 }
 
+void CacheBooks::HearOld(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
+  if ((use.block & gpu::kMissBit) == 0) return;
+  ++missed_;
+  if (use.slot >= 0) HearClaim(use, owner_of);
+}
+
 void CacheBooks::HearClaim(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
   const auto idx = static_cast<uint32_t>(use.slot);
   if (idx >= slots_.size() || use.place >= free_tail_) {

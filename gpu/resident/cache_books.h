@@ -38,6 +38,9 @@ class CacheBooks {
 
   // The next entry of the log.
   void Hear(const gpu::BlockUse& use, OwnerOfBlock owner_of);
+  // Likewise, if many newer ones follow: what a policy makes of an old use is not worth its time,
+  // but claims must be heard.
+  void HearOld(const gpu::BlockUse& use, OwnerOfBlock owner_of);
 
   // Entries of the log were lost before they were heard. Slots offered at places below `free_head`,
   // which was read since, may be taken.

@@ -87,7 +87,11 @@ uint64_t ResidentUnit::CheckedFreeHead(const gpu::HeadState& later) {
 void ResidentUnit::Hear(const gpu::HeadState& later) {
   const auto owner_of = [this](uint32_t block) { return segments_->OwnerOf(block); };
   if (LogWasThere(later)) {
-    for (const gpu::BlockUse& use : log_) books_->Hear(use, owner_of);
+    // All uses of the last step at least.
+    const size_t old_count = log_.size() - std::min<uint64_t>(log_.size(), uses_max_);
+    for (size_t i = 0; i < log_.size(); ++i) {
+      i < old_count ? books_->HearOld(log_[i], owner_of) : books_->Hear(log_[i], owner_of);
+    }
   } else {
     ++log_losses_;
     books_->HearNothing(CheckedFreeHead(later));

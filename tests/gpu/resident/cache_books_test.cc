@@ -259,6 +259,21 @@ TEST(CacheBooksTest, TheWorstBlockMakesRoom) {
   EXPECT_EQ(device.table()[2], 1);
 }
 
+// Of uses that many newer ones follow only claims are heard.
+TEST(CacheBooksTest, OldUsesAreClaimsOnly) {
+  CacheBooks books(4, 0);
+  books.Offer();
+  (void)books.TakeWrites();
+  const auto owner_of = [](uint32_t) { return std::optional(BlockOwner{kKept, true}); };
+  books.HearOld({7, 0, gpu::kNoPlace}, owner_of);
+  books.HearOld({5 | gpu::kMissBit, 2, 2}, owner_of);
+  books.HearOld({6 | gpu::kMissBit, -1, gpu::kNoPlace}, owner_of);
+  EXPECT_EQ(books.state(2), SlotIs::kFilled);
+  EXPECT_EQ(books.policy().counters().hits + books.policy().counters().misses, 0u);
+  EXPECT_EQ(books.policy().counters().adopted, 1u);
+  EXPECT_EQ(books.violations(), 0u);
+}
+
 struct Lie {
   const char* name;
   gpu::BlockUse use;
