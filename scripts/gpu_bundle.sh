@@ -55,18 +55,18 @@ say "building ${TARGETS[*]}"
 # Each program, and what it loads, looks for libraries beside the program (an RPATH: a RUNPATH does
 # not reach the libraries' own needs); nothing else on the machine is affected. Kernels are packed
 # tightly: every program has its own.
-(cd "$ROOT" && cmake --preset release -DWAVEKV_CUDA=ON -DWAVEKV_BENCH=ON \
+(cd "$ROOT" && cmake --preset release -B "$build" -DWAVEKV_CUDA=ON -DWAVEKV_BENCH=ON \
   -DCMAKE_CUDA_FLAGS=--compress-mode=size \
   -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
   -DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags "${OPTIONS[@]}" >/dev/null)
-cmake --build "$ROOT/build/release" -j"$JOBS" --target "${TARGETS[@]}" "${PACKAGE[@]}"
+cmake --build "$build" -j"$JOBS" --target "${TARGETS[@]}" "${PACKAGE[@]}"
 
 rm -rf "$folder"
 mkdir -p "$folder/bin" "$folder/lib"
 for target in "${TARGETS[@]}"; do
   for place in bin tests; do
-    if [ -f "$ROOT/build/release/$place/$target" ]; then
-      install -s "$ROOT/build/release/$place/$target" "$folder/bin/"
+    if [ -f "$build/$place/$target" ]; then
+      install -s "$build/$place/$target" "$folder/bin/"
     fi
   done
   [ -x "$folder/bin/$target" ] || die "$target was not built"
@@ -79,7 +79,7 @@ if [ "${#PACKAGE[@]}" -gt 0 ]; then
   find "$folder" -name __pycache__ -prune -exec rm -r {} +
   tag="$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')"
   for module in _core _gpu; do
-    install -s "$ROOT/build/release/client/python/$module.$tag.so" "$folder/wavekv/"
+    install -s "$build/client/python/$module.$tag.so" "$folder/wavekv/"
     readelf -d "$folder/wavekv/$module.$tag.so" | grep -q '(RPATH).*ORIGIN' ||
       die "$module has no RPATH"
   done

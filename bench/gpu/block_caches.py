@@ -13,7 +13,7 @@ from wavekv.transformers import WaveKVCache
 Blocks = tuple[int, int]
 WINDOW_STEPS = 20
 # The hit ratio of the windows of so many seconds lies within so much: the caches have settled. The
-# daemon moves at most a sixteenth of a cache in a round of some 50 ms.
+# daemon moves at most an eighth of a cache in a round.
 SETTLED_SECONDS = 0.75
 SETTLED_WITHIN = 0.02
 

@@ -68,6 +68,7 @@ def daemons(need: Need, backend: str, logs: Path | None) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wavekv-")))
         logs = logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
         buffer, socket = f"unix:{folder}/b", f"unix:{folder}/k"
         wanted = need.wave_buffer_bytes + _BUFFER_BESIDE_BYTES
         stack.enter_context(

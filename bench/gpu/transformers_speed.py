@@ -27,6 +27,7 @@ attention, which with random weights says nothing about a text.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -148,8 +149,8 @@ def _compare(
             resident=True if args.device == "cuda" else None, cache_ratio=args.cache_ratio,
             budget=budget, deadline=60, build_deadline=1200, label="transformers_speed",
         )  # fmt: skip
-        row["wavekv"], found = wavekv_side(decoding(), cache, args.chunk, asked)
-        cache.close()
+        with contextlib.closing(cache):  # Before its daemon goes, whatever happens.
+            row["wavekv"], found = wavekv_side(decoding(), cache, args.chunk, asked)
         del cache
         free()
     row["prompt_cosine"] = least_cosine(exact.prompt, found.prompt)

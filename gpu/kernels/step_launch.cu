@@ -108,6 +108,10 @@ absl::Status ValidateShape(const StepShape& shape) {
   if (shape.cluster_capacity % kClusterPad != 0) {
     return refuse("cluster_capacity", shape.cluster_capacity, "a multiple of 16");
   }
+  if (shape.cluster_capacity > 0 && shape.segment_capacity == 0) {
+    return refuse("segment_capacity", shape.segment_capacity,
+                  "at least 1 where there are clusters");
+  }
   if (shape.retrieve_capacity > kRetrieveMax) {
     return refuse("retrieve_capacity", shape.retrieve_capacity, "at most 16383");
   }

@@ -44,6 +44,7 @@ void CacheBooks::Hear(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
 }
 
 void CacheBooks::HearOld(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
+  if (!owner_of(use.block & ~gpu::kMissBit).has_value()) ++violations_;
   if ((use.block & gpu::kMissBit) == 0) return;
   ++missed_;
   if (use.slot >= 0) HearClaim(use, owner_of);

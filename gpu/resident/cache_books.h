@@ -71,7 +71,7 @@ class CacheBooks {
   Writes TakeWrites();
 
   uint64_t free_tail() const { return free_tail_; }
-  // Whether a reading may change something.
+  // Whether slots are in doubt.
   bool doubts() const { return !doubtful_.empty(); }
   SlotIs state(uint32_t slot) const { return slots_[slot].is; }
   uint32_t slot_count() const { return static_cast<uint32_t>(slots_.size()); }

@@ -14,15 +14,15 @@
 namespace wavekv::resident {
 
 inline constexpr uint64_t kResidentMagic = 0x3153455245564157;  // "WAVERES1", little endian
-inline constexpr uint32_t kResidentVersion = 1;
+inline constexpr uint32_t kResidentVersion = 2;
 inline constexpr uint32_t kAlignBytes = 256;  // Of every array.
 inline constexpr uint32_t kAreas = 2;
 inline constexpr uint32_t kSinkRows = 8;  // Room; PublishedHead.sink_count are used.
 
 // Offsets from the start of a unit. Everything that depends on max_tokens and the shape alone.
-// Kernels read the arrays of clusters up to PublishedHead.cluster_count, and the means of whichever
-// segments these name, also where the size is 0: scales, spreads and means are finite everywhere,
-// always.
+// Kernels read the arrays of clusters up to PublishedHead.cluster_count, also where the size is 0,
+// and the means of all segments that there is room for: scales, spreads and means are finite
+// everywhere, always.
 struct UnitLayout {
   uint64_t unit_bytes;
   uint64_t published_offset;        // PublishedHead [kAreas]

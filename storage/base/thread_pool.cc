@@ -84,13 +84,11 @@ void ThreadPool::StartThread() {
   ++started_;
 }
 
-bool ThreadPool::HasThreads() {
-  if (started_ == 0) {
-    try {
-      for (int i = 0; i < thread_count_; ++i) StartThread();
-    } catch (const std::system_error&) {
-      // Fewer do as well; with none the caller is told.
-    }
+bool ThreadPool::EnsureThreads() {
+  try {
+    while (started_ < thread_count_) StartThread();
+  } catch (const std::system_error&) {
+    // Fewer do as well until the next time; with none the caller is told.
   }
   return started_ > 0;
 }
@@ -98,7 +96,7 @@ bool ThreadPool::HasThreads() {
 absl::Status ThreadPool::TrySubmit(std::function<void()> task) {
   {
     MutexLock lock(&mutex_);
-    if (!HasThreads() || tasks_.size() >= queue_max_) {
+    if (!EnsureThreads() || tasks_.size() >= queue_max_) {
       return absl::ResourceExhaustedError(absl::StrCat("thread pool: ", tasks_.size(),
                                                        " tasks wait for ", started_,
                                                        " threads, at most ", queue_max_, " may"));
@@ -112,7 +110,7 @@ absl::Status ThreadPool::TrySubmit(std::function<void()> task) {
 void ThreadPool::Submit(std::function<void()> task) {
   {
     MutexLock lock(&mutex_);
-    const bool has_threads = HasThreads();
+    const bool has_threads = EnsureThreads();
     const bool may_wait = has_threads && !OnPoolThread();
     while (may_wait && tasks_.size() >= queue_max_) room_.Wait(&mutex_);
     if (has_threads && tasks_.size() < queue_max_) {
@@ -136,7 +134,7 @@ void ThreadPool::ParallelFor(size_t count, const std::function<void(size_t)>& fn
   const auto loop = std::make_shared<Loop>(count, &fn);
   {
     MutexLock lock(&mutex_);
-    (void)HasThreads();  // Without any the caller does all of it.
+    (void)EnsureThreads();  // Without any the caller does all of it.
     loops_.push_back(loop);
   }
   for (size_t i = 0; i < helpers; ++i) work_.NotifyOne();

@@ -45,7 +45,7 @@ class ThreadPool {
   // may be called from inside it. What the calls write is visible to the caller afterwards.
   void ParallelFor(size_t count, const std::function<void(size_t)>& fn);
 
-  // Of a pool whose threads have started, which they may not have yet.
+  // Once all have started.
   int thread_count() const { return thread_count_; }
   // Tasks waiting.
   size_t queue_size() const;
@@ -53,8 +53,8 @@ class ThreadPool {
  private:
   struct Loop;
 
-  // Starts the threads unless they run. False: there are none.
-  bool HasThreads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Starts the threads that do not run. False: there are none.
+  bool EnsureThreads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunThread();
   bool OnPoolThread() const;

@@ -89,7 +89,8 @@ TEST(StepLargeTest, EqualRanksGoInOrderOfTheCluster) {
 }
 
 TEST(StepShapeTest, RefusesWhatNoKernelDoes) {
-  const StepShape good{.batch = 1, .kv_heads = 1, .group = 4, .head_dim = 128};
+  const StepShape good{
+      .batch = 1, .kv_heads = 1, .group = 4, .head_dim = 128, .segment_capacity = 1};
   EXPECT_TRUE(ValidateShape(good).ok());
   struct Bad {
     const char* field;
@@ -108,6 +109,10 @@ TEST(StepShapeTest, RefusesWhatNoKernelDoes) {
   add("head_dim", [](StepShape* s) { s->head_dim = 96; });
   add("cluster_capacity", [](StepShape* s) { s->cluster_capacity = 17; });
   add("cluster_capacity", [](StepShape* s) { s->cluster_capacity = 389120 + 128; });
+  add("segment_capacity", [](StepShape* s) {
+    s->cluster_capacity = 16;
+    s->segment_capacity = 0;
+  });
   add("retrieve_capacity", [](StepShape* s) { s->retrieve_capacity = 16384; });
   for (const Bad& row : rows) {
     const absl::Status status = ValidateShape(row.shape);

@@ -213,6 +213,7 @@ TEST_F(ResolveHeadTest, ARefusedStepIsNoneAndItsEpochPasses) {
       {"nothing published", malformed, [&] { state.published = 0; }},
       {"magic", malformed, [&] { ++header.magic; }, false},
       {"version", malformed, [&] { ++header.version; }, false},
+      {"version before", malformed, [&] { --header.version; }, false},
       {"sequence", malformed, [&] { ++header.sequence_id; }, false},
       {"element", malformed, [&] { header.element = 1; }, false},
       {"layers", malformed, [&] { ++header.layer_count; }, false},

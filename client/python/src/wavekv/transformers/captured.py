@@ -80,11 +80,14 @@ class CapturedPass:
         return self._steps.submit(layer, query, keys, values)
 
     def finish(self) -> None:
-        """Ends the capture; checks that nothing is missing."""
-        self._steps = None
+        """Checks that nothing is missing."""
         if self._begun != self._layers:
             raise FailedPreconditionError(
                 f"{self._begun} of {self._layers} layers were attended inside capturing(), expected "
                 "one pass of the model"
             )
         self.complete = True
+
+    def end(self) -> None:
+        """Ends the capture, whatever became of it."""
+        self._steps = None

@@ -24,23 +24,19 @@ def wavekv_mask(**asked: Any) -> torch.Tensor | None:
     padding = asked.get("attention_mask")
     if new_columns is None:
         new_columns = asked["cache_position"].shape[0]
-    if (
-        new_columns == 1
-        and padding is None
-        and asked.get("kv_offset", 0) == 0
+    causal = (
+        asked.get("kv_offset", 0) == 0
         and asked.get("local_size") is None
         and asked.get("allow_is_causal_skip", True)
         and asked.get("mask_function") is causal_mask_function
-    ):
+    )
+    if causal and new_columns == 1 and padding is None:
         return None
     if (
-        type(asked.get("q_offset")) is int
+        causal
+        and type(asked.get("q_offset")) is int
         and asked["q_offset"] + new_columns == columns
         and 1 < new_columns < columns
-        and asked.get("kv_offset", 0) == 0
-        and asked.get("local_size") is None
-        and asked.get("allow_is_causal_skip", True)
-        and asked.get("mask_function") is causal_mask_function
         and (padding is None or (padding.shape[-1] == columns and bool(padding.all())))
     ):
         return causal_lower_right(new_columns, columns)
@@ -52,8 +48,8 @@ def first_columns(
 ) -> list[int]:
     """Returns, for each row of the batch, the first column that is a token and not padding.
 
-    mask: None or a CausalBias (everything earlier is attended), or [batch or 1, 1, new_tokens, columns], bool (True
-    is attended) or additive float. columns counts all tokens so far, the new ones included.
+    mask: None or a CausalBias (everything earlier is attended), or [batch or 1, 1, new_tokens,
+    columns], bool (True is attended) or additive float. columns counts all tokens so far, the new ones included.
 
     A row of padding only begins at `columns`. Raises UnsupportedModelError for a mask that is
     anything else than causal with padding at the left.

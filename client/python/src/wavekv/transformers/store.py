@@ -156,6 +156,7 @@ class Store:
             captured.finish()
         finally:
             self._capturing = None
+            captured.end()
 
     def select(self, sources: list[int]) -> None:
         """Makes row i of the batch what row sources[i] was."""
@@ -238,7 +239,7 @@ class Store:
         if steps is None:
             raise FailedPreconditionError(
                 "steps are not on the GPU any more: a pass of several tokens, crop, reordering, fork "
-                "and reset end them. Take a token without a graph first"
+                "and reset end them. The next prompt, and a token without a graph after it, bring them back"
             )
         if steps.batch is not captured.batch:
             raise FailedPreconditionError(
