@@ -325,6 +325,9 @@ absl::StatusOr<nlohmann::json> AttendBench::RunOwn(double cache_ratio) {
     }
     for (std::thread& thread : threads) thread.join();
     for (const absl::Status& status : statuses) WAVEKV_RETURN_IF_ERROR(status);
+    // A copy from pageable memory may return before the device has it, and the graph's stream does
+    // not wait for the default one.
+    WAVEKV_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
     return absl::OkStatus();
   };
   std::vector<double> times;
