@@ -1,0 +1,192 @@
+// The model of what attention costs, against what was measured, and what must hold of it anywhere.
+#include "client/gpu/attention_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <random>
+
+#include "tests/shm/seed.h"
+
+namespace wavekv::client {
+namespace {
+
+AttentionProblem Llama8B(uint32_t batch, uint64_t tokens, double hit_ratio) {
+  return {.batch = batch,
+          .tokens = tokens,
+          .kv_head_count = 8,
+          .head_dim = 128,
+          .element_bytes = 2,
+          .hit_ratio = hit_ratio};
+}
+
+struct Measured {
+  uint32_t batch;
+  uint64_t tokens;
+  double hit_ratio;
+  double full_us;
+  double wave_us;
+};
+
+// bench/results/h200/gpu-attend.json: all its rows, forced hit ratios and the cache's own.
+constexpr Measured kMeasured[] = {
+    {1, 32768, 1.000, 38.3, 45.5},      {1, 32768, 0.947, 38.3, 49.4},
+    {1, 32768, 0.903, 38.3, 60.0},      {1, 32768, 0.799, 38.3, 78.5},
+    {4, 32768, 1.000, 126.8, 61.2},     {4, 32768, 0.951, 126.8, 83.9},
+    {4, 32768, 0.899, 126.8, 119.3},    {4, 32768, 0.797, 126.8, 191.9},
+    {8, 32768, 1.000, 244.9, 79.3},     {8, 32768, 0.949, 244.9, 124.1},
+    {8, 32768, 0.900, 244.9, 196.8},    {8, 32768, 0.792, 244.9, 342.3},
+    {16, 32768, 1.000, 475.1, 129.4},   {16, 32768, 0.950, 475.1, 228.7},
+    {16, 32768, 0.898, 475.1, 348.7},   {16, 32768, 0.801, 475.1, 634.4},
+    {1, 122880, 1.000, 119.5, 51.7},    {1, 122880, 0.951, 119.5, 59.6},
+    {1, 122880, 0.900, 119.5, 75.0},    {1, 122880, 0.797, 119.5, 100.3},
+    {1, 122880, 0.937, 119.5, 68.0},    {1, 122880, 0.902, 119.5, 74.1},
+    {4, 122880, 1.000, 448.1, 89.1},    {4, 122880, 0.950, 448.1, 111.8},
+    {4, 122880, 0.899, 448.1, 149.9},   {4, 122880, 0.810, 448.1, 227.5},
+    {8, 122880, 1.000, 890.4, 119.2},   {8, 122880, 0.947, 890.4, 165.0},
+    {8, 122880, 0.899, 890.4, 254.8},   {8, 122880, 0.798, 890.4, 428.7},
+    {8, 122880, 0.937, 890.4, 205.7},   {8, 122880, 0.902, 890.4, 258.8},
+    {16, 122880, 1.000, 1757.8, 231.9}, {16, 122880, 0.951, 1757.8, 353.0},
+    {16, 122880, 0.900, 1757.8, 493.8}, {16, 122880, 0.798, 1757.8, 786.1},
+    {1, 1048576, 1.000, 945.8, 139.8},  {1, 1048576, 0.952, 945.8, 205.2},
+    {1, 1048576, 0.900, 945.8, 298.0},  {1, 1048576, 0.801, 945.8, 489.0},
+    {1, 1048576, 0.939, 945.8, 202.9},  {1, 1048576, 0.904, 945.8, 266.8},
+};
+
+TEST(AttentionChoiceTest, ChoosesAsWasMeasured) {
+  for (const Measured& row : kMeasured) {
+    const auto cost = EstimateAttention(Llama8B(row.batch, row.tokens, row.hit_ratio));
+    ASSERT_TRUE(cost.ok()) << cost.status();
+    const double apart = std::max(row.full_us, row.wave_us) / std::min(row.full_us, row.wave_us);
+    if (apart > 1.15) {
+      EXPECT_EQ(cost->full_wins(), row.full_us < row.wave_us)
+          << row.batch << " x " << row.tokens << " at " << row.hit_ratio << ": measured "
+          << row.full_us << " and " << row.wave_us << ", estimated " << cost->full_us << " and "
+          << cost->wave_us;
+    }
+    EXPECT_NEAR(cost->full_us / row.full_us, 1, 0.03) << row.batch << " x " << row.tokens;
+    // The kernels of the older rows were slower, and the model is of the newer ones.
+    EXPECT_GT(cost->wave_us / row.wave_us, 0.72) << row.batch << " x " << row.tokens;
+    EXPECT_LT(cost->wave_us / row.wave_us, 1.12) << row.batch << " x " << row.tokens;
+  }
+}
+
+class Random {
+ public:
+  uint64_t Count(uint64_t least, uint64_t most) {
+    return std::uniform_int_distribution<uint64_t>(least, most)(engine_);
+  }
+  double Real(double least, double most) {
+    return std::uniform_real_distribution<double>(least, most)(engine_);
+  }
+  AttentionProblem Problem() {
+    return {.batch = static_cast<uint32_t>(Count(1, 64)),
+            .tokens = Count(0, 4 << 20),
+            .kv_head_count = static_cast<uint32_t>(Count(1, 32)),
+            .head_dim = static_cast<uint32_t>(64 << Count(0, 2)),
+            .element_bytes = static_cast<uint32_t>(2 << Count(0, 1)),
+            .hit_ratio = Real(0, 1)};
+  }
+  DeviceRates Rates() { return {Real(1e11, 2e13), Real(5e9, 9e11)}; }
+
+ private:
+  std::mt19937_64 engine_{shm::FreshSeed()};
+};
+
+// More work never costs less, on either side, and a better device never more.
+TEST(AttentionChoiceTest, IsMonotone) {
+  Random random;
+  for (int i = 0; i < 20'000; ++i) {
+    const AttentionProblem problem = random.Problem();
+    const DeviceRates rates = random.Rates();
+    const auto base = EstimateAttention(problem, rates);
+    ASSERT_TRUE(base.ok()) << base.status();
+
+    AttentionProblem longer = problem;
+    longer.tokens += random.Count(0, 1 << 20);
+    AttentionProblem wider = problem;
+    wider.batch += static_cast<uint32_t>(random.Count(0, 16));
+    AttentionProblem colder = problem;
+    colder.hit_ratio *= random.Real(0, 1);
+    for (const AttentionProblem& harder : {longer, wider, colder}) {
+      const auto cost = EstimateAttention(harder, rates);
+      ASSERT_TRUE(cost.ok()) << cost.status();
+      EXPECT_GE(cost->full_us, base->full_us);
+      EXPECT_GE(cost->wave_us, base->wave_us);
+    }
+    EXPECT_EQ(EstimateAttention(colder, rates)->full_us, base->full_us);
+
+    DeviceRates faster = rates;
+    faster.hbm_bytes_per_s *= random.Real(1, 4);
+    faster.bus_bytes_per_s *= random.Real(1, 4);
+    const auto cost = EstimateAttention(problem, faster);
+    ASSERT_TRUE(cost.ok()) << cost.status();
+    EXPECT_LE(cost->full_us, base->full_us);
+    EXPECT_LE(cost->wave_us, base->wave_us);
+  }
+}
+
+TEST(AttentionChoiceTest, TheLimitIsWhereTheResidentPathFirstWins) {
+  Random random;
+  for (int i = 0; i < 300; ++i) {
+    AttentionProblem problem = random.Problem();
+    const DeviceRates rates = random.Rates();
+    const uint64_t limit = random.Count(0, 1 << 20);
+    const auto most = FullAttentionTokensMax(problem, limit, rates);
+    ASSERT_TRUE(most.ok()) << most.status();
+    ASSERT_LE(*most, limit);
+    ASSERT_EQ(*most % 1024, 0u);
+    for (uint64_t tokens = 1024; tokens <= *most; tokens += 1024) {
+      problem.tokens = tokens;
+      ASSERT_TRUE(EstimateAttention(problem, rates)->full_wins()) << tokens;
+    }
+    problem.tokens = *most + 1024;
+    if (problem.tokens <= limit) {
+      ASSERT_FALSE(EstimateAttention(problem, rates)->full_wins());
+    }
+  }
+}
+
+// What an engine that says nothing gets, for the shape that was measured.
+TEST(AttentionChoiceTest, SmallerBatchesStayLonger) {
+  uint64_t before = 1 << 20;
+  for (const uint32_t batch : {1u, 4u, 8u, 16u, 64u}) {
+    const auto most = FullAttentionTokensMax(Llama8B(batch, 0, 0.9), 1 << 20);
+    ASSERT_TRUE(most.ok()) << most.status();
+    EXPECT_LT(*most, before);
+    EXPECT_GT(*most, 8192u);
+    before = *most;
+  }
+}
+
+TEST(AttentionChoiceTest, RefusesWhatIsNoProblem) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  struct {
+    AttentionProblem problem;
+    DeviceRates rates;
+    const char* field;
+  } const kRefused[] = {
+      {Llama8B(0, 9, 1), {}, "batch"},
+      {{.batch = 1, .tokens = 9, .kv_head_count = 0, .head_dim = 64}, {}, "kv_head_count"},
+      {{.batch = 1, .tokens = 9, .kv_head_count = 1, .head_dim = 0}, {}, "head_dim"},
+      {{.kv_head_count = 1, .head_dim = 64, .element_bytes = 0}, {}, "element_bytes"},
+      {Llama8B(1, 9, 1.01), {}, "hit_ratio"},
+      {Llama8B(1, 9, nan), {}, "hit_ratio"},
+      {Llama8B(1, 9, 1), {.hbm_bytes_per_s = 0}, "hbm_bytes_per_s"},
+      {Llama8B(1, 9, 1), {.bus_bytes_per_s = nan}, "bus_bytes_per_s"},
+  };
+  for (const auto& row : kRefused) {
+    for (const absl::Status& status :
+         {EstimateAttention(row.problem, row.rates).status(),
+          FullAttentionTokensMax(row.problem, 9, row.rates).status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(status.message().find(row.field), 0u) << status;
+    }
+  }
+  EXPECT_FALSE(FullAttentionTokensMax(Llama8B(1, 0, 1), uint64_t{1} << 33).ok());
+}
+
+}  // namespace
+}  // namespace wavekv::client
