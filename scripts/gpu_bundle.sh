@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds what runs on a GPU machine and packs it with the shared libraries it needs, so that it runs
-# where Debian's are not installed. Four bundles, each small enough to carry:
+# where Debian's are not installed. Five bundles, each small enough to carry:
 #   kernels   tests and benchmarks of the CUDA kernels
 #   buffer    the daemons, and the tests of the wave buffer that take a real GPU
+#   suite     the daemons, and the integration suite, which has a wave buffer on the GPU beside it
 #   resident  the daemons, the mock decoder, and the tests of the SDK's kernels at work with them
 #   python    the daemons, the Python package and gguf: what bench/gpu/transformers_*.py want beside
 #             the machine's own numpy, torch and transformers. WAVEKV_BUNDLE_PYTHON: a Python of the
@@ -10,7 +11,7 @@
 #               export PYTHONPATH=FOLDER WAVEKV_BIN_DIR=FOLDER/bin
 #               python3 bench/gpu/transformers_speed.py --commit "$(cat FOLDER/commit)"
 # All need the CUDA Toolkit; python also .venv with pybind11 and gguf, as scripts/test.sh makes it.
-# Usage: scripts/gpu_bundle.sh [kernels|buffer|resident|python] [FOLDER]   (default: kernels,
+# Usage: scripts/gpu_bundle.sh [kernels|buffer|suite|resident|python] [FOLDER]   (default: kernels,
 # build/gpu-bundle; for python build/gpu-bundle-python)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -29,6 +30,10 @@ case "${1:-kernels}" in
     TARGETS=(wavekvd wavebufferd mock_decoder wave_buffer_peer driver_test cuda_buffer_test
       buffer_stager_test staged_attention_test deaths_test needles_test)
     ;;
+  suite)
+    TARGETS=(wavekvd wavebufferd wavekv data_path_test faults_answers_test faults_limits_test
+      faults_numbers_test fuzz_test record_replay_test)
+    ;;
   resident)
     TARGETS=(wavekvd wavebufferd mock_decoder decode_peer region_view_test resident_batch_test
       resident_device_test resident_needles_test random_deaths_test)
@@ -46,7 +51,7 @@ case "${1:-kernels}" in
     # Of these a process has one: what Python and torch were built with.
     NOT_PACKED="$NOT_PACKED|libstdc\\+\\+|libgcc_s"
     ;;
-  *) die "expected kernels, buffer, resident or python, found '$1'" ;;
+  *) die "expected kernels, buffer, suite, resident or python, found '$1'" ;;
 esac
 BYTES_MAX=$((45 * 1000 * 1000))
 folder="${2:-$FOLDER}"

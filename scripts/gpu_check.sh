@@ -45,7 +45,9 @@ check_daemons() {
   local used_before
   used_before="$(used_mib)"
   for test in driver_test cuda_buffer_test buffer_stager_test staged_attention_test deaths_test \
-    needles_test region_view_test resident_batch_test resident_device_test resident_needles_test; do
+    needles_test data_path_test faults_answers_test faults_limits_test faults_numbers_test \
+    fuzz_test record_replay_test region_view_test resident_batch_test resident_device_test \
+    resident_needles_test; do
     [ -x "$bundle/bin/$test" ] || continue
     part "$test" env WAVEKV_TEST_GPU=1 WAVEKV_TEST_BACKEND=cuda "$bundle/bin/$test"
   done

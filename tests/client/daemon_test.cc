@@ -14,6 +14,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/client/program.h"
 #include "tests/gpu/child_process.h"
+#include "tests/gpu/test_backend.h"
 
 namespace wavekv::client {
 namespace {
@@ -120,8 +121,17 @@ class DaemonTest : public testing::Test {
   std::optional<ChildProcess> daemon_;
 };
 
-TEST_F(DaemonTest, StagedEqualsAttendBeforeAndAfterTheBuild) {
-  WavebufferdProcess buffer(dir_.path());
+// With a wave buffer of either backend.
+class DaemonBufferTest : public DaemonTest, public testing::WithParamInterface<std::string> {
+ protected:
+  const std::vector<std::string> buffer_flags_ = TestBackend(GetParam()).Flags(uint64_t{128} << 20);
+};
+
+INSTANTIATE_TEST_SUITE_P(Backends, DaemonBufferTest, testing::Values("host", "cuda"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(DaemonBufferTest, StagedEqualsAttendBeforeAndAfterTheBuild) {
+  WavebufferdProcess buffer(dir_.path(), buffer_flags_);
   ASSERT_TRUE(buffer.ready());
   StartDaemon(buffer.address());
   const auto session = Connect();
@@ -135,8 +145,8 @@ TEST_F(DaemonTest, StagedEqualsAttendBeforeAndAfterTheBuild) {
   CompareStaged(*sequence);
 }
 
-TEST_F(DaemonTest, AWaveBufferThatCameBackIsFoundAgain) {
-  std::optional<WavebufferdProcess> buffer(std::in_place, dir_.path());
+TEST_P(DaemonBufferTest, AWaveBufferThatCameBackIsFoundAgain) {
+  std::optional<WavebufferdProcess> buffer(std::in_place, dir_.path(), buffer_flags_);
   ASSERT_TRUE(buffer->ready());
   StartDaemon(buffer->address());
   const auto session = Connect();
@@ -146,7 +156,7 @@ TEST_F(DaemonTest, AWaveBufferThatCameBackIsFoundAgain) {
   ASSERT_TRUE(sequence->BuildIndex().ok());
   CompareStaged(*sequence);
   buffer.reset();
-  buffer.emplace(dir_.path());
+  buffer.emplace(dir_.path(), buffer_flags_);
   ASSERT_TRUE(buffer->ready());
   const Tensor queries = NextQueries();
   EXPECT_TRUE(WaitUntil([&] { return sequence->AttendStaged(0, queries).ok(); }));

@@ -28,6 +28,11 @@ absl::StatusOr<std::unique_ptr<Process>> StartAndWait(const ProcessOptions& opti
 DaemonOptions WithBackend(DaemonOptions options) {
   const char* const wanted = std::getenv("WAVEKV_TEST_BACKEND");
   if (options.backend.empty()) options.backend = wanted == nullptr ? "host" : wanted;
+  if (wanted != nullptr && !options.wave_buffer) {
+    options.wave_buffer = true;
+    // Such tests may stage all of a sequence in one step, and that twice.
+    options.wavekvd_flags.push_back("--wave_buffer_staging_tokens=32768");
+  }
   return options;
 }
 
@@ -44,7 +49,7 @@ Daemons::~Daemons() {
 absl::StatusOr<std::unique_ptr<Daemons>> Daemons::Start(const DaemonOptions& options) {
   WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<TempDir> directory, TempDir::Create());
   std::unique_ptr<Daemons> daemons(new Daemons(std::move(directory), options));
-  if (options.wave_buffer) WAVEKV_RETURN_IF_ERROR(daemons->RestartWavebufferd());
+  if (daemons->options_.wave_buffer) WAVEKV_RETURN_IF_ERROR(daemons->RestartWavebufferd());
   WAVEKV_RETURN_IF_ERROR(daemons->RestartWavekvd());
   return daemons;
 }

@@ -15,7 +15,8 @@ namespace wavekv::integration {
 
 struct DaemonOptions {
   // Start a wavebufferd and attach it: host memory's, or a GPU's (the fake driver's, but for
-  // WAVEKV_TEST_GPU=1) where the environment says WAVEKV_TEST_BACKEND=cuda.
+  // WAVEKV_TEST_GPU=1) where the environment says WAVEKV_TEST_BACKEND=cuda. Where the environment
+  // names either backend there is always one, whatever this says.
   bool wave_buffer = true;
   uint64_t pool_bytes = 512ull << 20;
   uint64_t wave_buffer_bytes = 256ull << 20;
@@ -37,6 +38,7 @@ class Daemons {
   // "host:port" of wavekvd when its flags make it listen on TCP; empty otherwise.
   std::string tcp_address() const;
   const std::string& directory() const { return directory_->path(); }
+  bool has_wave_buffer() const { return wavebufferd_ != nullptr; }
   // Of wavebufferd: host or cuda.
   const std::string& backend() const { return options_.backend; }
   Process& wavekvd() { return *wavekvd_; }

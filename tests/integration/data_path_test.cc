@@ -34,7 +34,8 @@ class DataPathTest : public SdkTest {
   }
   // A sequence of `session` with kTokens tokens and its index built.
   std::unique_ptr<client::Sequence> Filled(client::Session& session, HostCache* cache) {
-    auto sequence = session.CreateSequence({.shape = Shape(), .max_tokens = kTokens + 64});
+    auto sequence = session.CreateSequence(
+        {.shape = Shape(), .max_tokens = kTokens + 64, .attach_wave_buffer = attach_wave_buffer_});
     EXPECT_TRUE(sequence.ok()) << sequence.status();
     const HostCache::Chunk chunk = cache->All();
     EXPECT_TRUE((*sequence)->Insert(0, chunk.layers, chunk.keys, chunk.values).ok());
@@ -79,8 +80,8 @@ TEST_F(DataPathTest, BothWaysAnswerAlike) {
     for (uint32_t layer = 0; layer < 2; ++layer) {
       const std::vector<float> queries = RandomQueries(Shape(), ++seed);
       const client::Tensor tensor = QueryTensor(Shape(), queries);
-      ExpectSame(shared->Attend(layer, tensor, {.budget = budget}),
-                 grpc->Attend(layer, tensor, {.budget = budget}));
+      ExpectSame(Attend(*shared, layer, tensor, {.budget = budget}),
+                 Attend(*grpc, layer, tensor, {.budget = budget}));
       const auto a = shared->Query(layer, tensor, {.budget = budget, .inline_rows = true});
       const auto b = grpc->Query(layer, tensor, {.budget = budget, .inline_rows = true});
       ASSERT_OK(a.status());
@@ -109,9 +110,11 @@ TEST_F(DataPathTest, BothWaysRefuseAlike) {
   Start({.wave_buffer = false});
   const auto other = ConnectBy(false);
   HostCache cache = HostCache::Random(Shape(), 100, 12);
-  auto shared = session().CreateSequence({.shape = Shape(), .max_tokens = 120});
+  const client::SequenceOptions small = {
+      .shape = Shape(), .max_tokens = 120, .attach_wave_buffer = attach_wave_buffer_};
+  auto shared = session().CreateSequence(small);
   ASSERT_OK(shared.status());
-  auto grpc = other->CreateSequence({.shape = Shape(), .max_tokens = 120});
+  auto grpc = other->CreateSequence(small);
   ASSERT_OK(grpc.status());
   const HostCache::Chunk chunk = cache.All();
   std::vector<float> nan(2 * 2 * 64, 0.0f);
@@ -158,7 +161,7 @@ TEST_F(DataPathTest, WithoutADataPlaneEverythingGoesOverGrpc) {
   const auto sequence = CreateFilled(&cache);
   ASSERT_NE(sequence, nullptr);
   const std::vector<float> queries = RandomQueries(Shape(), 2);
-  EXPECT_OK(sequence->Attend(0, QueryTensor(Shape(), queries)).status());
+  EXPECT_OK(Attend(*sequence, 0, QueryTensor(Shape(), queries)).status());
 }
 
 // The client that finds no room takes gRPC, and the channel once there is one.
@@ -168,13 +171,14 @@ TEST_F(DataPathTest, AClientWithoutAChannelGetsOneLater) {
   const auto late = ConnectBy(true, milliseconds(600));
   EXPECT_FALSE(late->info().shared_memory);
   EXPECT_NE(late->info().shared_memory_absent.find("--data_channels_max"), std::string::npos);
-  auto sequence = late->CreateSequence({.shape = Shape(), .max_tokens = 10});
+  auto sequence = late->CreateSequence(
+      {.shape = Shape(), .max_tokens = 10, .attach_wave_buffer = attach_wave_buffer_});
   ASSERT_OK(sequence.status());
   const std::vector<float> queries = RandomQueries(Shape(), 3);
-  EXPECT_OK((*sequence)->Attend(0, QueryTensor(Shape(), queries)).status());
+  EXPECT_OK(Attend(**sequence, 0, QueryTensor(Shape(), queries)).status());
   session_.reset();
   EXPECT_TRUE(Eventually([&] { return late->info().shared_memory; }));
-  EXPECT_OK((*sequence)->Attend(0, QueryTensor(Shape(), queries)).status());
+  EXPECT_OK(Attend(**sequence, 0, QueryTensor(Shape(), queries)).status());
 }
 
 // A restart costs the channel; attaching again brings another.
@@ -196,7 +200,7 @@ TEST_F(DataPathTest, ARestartedDaemonGivesANewChannel) {
       << session().info().shared_memory_absent;
   const auto fresh = CreateFilled(&cache);
   ASSERT_NE(fresh, nullptr);
-  EXPECT_OK(fresh->Attend(0, QueryTensor(Shape(), queries)).status());
+  EXPECT_OK(Attend(*fresh, 0, QueryTensor(Shape(), queries)).status());
 }
 
 // An arena smaller than one insert, and than a query's inline rows: pieces, and gRPC for the rest.
@@ -210,7 +214,7 @@ TEST_F(DataPathTest, ASmallArenaIsEnough) {
                                    {.budget = client::Budget::Ratio(1.0), .inline_rows = true});
   ASSERT_OK(all.status());
   EXPECT_EQ(all->heads[0].inline_positions.size(), kTokens);
-  EXPECT_OK(sequence->Attend(0, QueryTensor(Shape(), queries)).status());
+  EXPECT_OK(Attend(*sequence, 0, QueryTensor(Shape(), queries)).status());
 }
 
 // Every insert keeps pieces under way, and together they would fill the arena several times over:
@@ -226,7 +230,7 @@ TEST_F(DataPathTest, ManyThreadsInsertThroughASmallArena) {
       for (int round = 0; round < 3; ++round) {
         const auto sequence = Filled(session(), &cache);
         const std::vector<float> queries = RandomQueries(Shape(), 6);
-        const auto answer = sequence->Attend(0, QueryTensor(Shape(), queries));
+        const auto answer = Attend(*sequence, 0, QueryTensor(Shape(), queries));
         EXPECT_TRUE(answer.ok()) << answer.status();
       }
     });

@@ -40,7 +40,7 @@ TEST_F(FaultsAnswersTest, BothLayoutsComeBackRight) {
     const HostCache::Chunk chunk = cache.Slice(0, 96, 0, 2, layout);
     ASSERT_OK((*sequence)->Insert(0, chunk.layers, chunk.keys, chunk.values));
     for (uint32_t layer = 0; layer < 2; ++layer) {
-      const auto attention = (*sequence)->Attend(layer, QueryTensor(Shape(), queries));
+      const auto attention = Attend(**sequence, layer, QueryTensor(Shape(), queries));
       ASSERT_OK(attention.status());
       for (uint32_t head = 0; head < 4; ++head) {
         EXPECT_NEAR(attention->out[head * 32], code(layer, 0, head / 2, 0), 1e-3)
@@ -110,8 +110,8 @@ TEST_F(FaultsAnswersTest, ModelsAreNeverShared) {
   const auto first = CreateFilled(&first_cache);
   const auto second = CreateFilled(&second_cache);
   const std::vector<float> queries = RandomQueries(Shape(), 13);
-  const auto a = first->Attend(0, QueryTensor(Shape(), queries));
-  const auto b = second->Attend(0, QueryTensor(Shape(), queries));
+  const auto a = Attend(*first, 0, QueryTensor(Shape(), queries));
+  const auto b = Attend(*second, 0, QueryTensor(Shape(), queries));
   ASSERT_OK(a.status());
   ASSERT_OK(b.status());
   EXPECT_LT(RelativeError(a->out, first_cache.Attend(0, queries, 300).out), 1e-4);
@@ -191,13 +191,13 @@ TEST_F(FaultsAnswersTest, ChunkingLeavesNoTrace) {
   };
   const std::vector<float> queries = RandomQueries(shape, 16, 2.0f);
   for (uint32_t layer = 0; layer < 2; ++layer) {
-    const auto expected = one_shot->Attend(layer, QueryTensor(shape, queries));
+    const auto expected = Attend(*one_shot, layer, QueryTensor(shape, queries));
     const auto expected_zones = one_shot->Query(layer, QueryTensor(shape, queries));
     ASSERT_OK(expected.status());
     ASSERT_OK(expected_zones.status());
     EXPECT_GT(expected->counters.estimated_clusters, 0u);
     for (const auto& other : others) {
-      const auto found = other->Attend(layer, QueryTensor(shape, queries));
+      const auto found = Attend(*other, layer, QueryTensor(shape, queries));
       const auto zones = other->Query(layer, QueryTensor(shape, queries));
       ASSERT_OK(found.status());
       ASSERT_OK(zones.status());
@@ -236,8 +236,8 @@ TEST_F(FaultsAnswersTest, SkewedKeysAreSplitAndNothingIsDropped) {
   all.budget = client::Budget::Ratio(1.0);
   client::AttendOptions one;
   one.budget = client::Budget::Clusters(1);
-  const auto full = sequence->Attend(0, QueryTensor(Shape(), queries), all);
-  const auto narrow = sequence->Attend(0, QueryTensor(Shape(), queries), one);
+  const auto full = Attend(*sequence, 0, QueryTensor(Shape(), queries), all);
+  const auto narrow = Attend(*sequence, 0, QueryTensor(Shape(), queries), one);
   ASSERT_OK(full.status());
   ASSERT_OK(narrow.status());
   EXPECT_EQ(narrow->counters.retrieved_clusters, 2u);  // One per KV head.
@@ -254,7 +254,7 @@ TEST_F(FaultsAnswersTest, SkewedKeysAreSplitAndNothingIsDropped) {
   client::AttendOptions capped;
   capped.budget = client::Budget::Coverage(0.99);
   capped.budget->clusters_max = 1;
-  const auto moved = sequence->Attend(0, QueryTensor(Shape(), queries), capped);
+  const auto moved = Attend(*sequence, 0, QueryTensor(Shape(), queries), capped);
   ASSERT_OK(moved.status());
   EXPECT_EQ(moved->counters.retrieved_clusters, 2u);
   EXPECT_GT(moved->counters.moved_to_estimation, 0u);
@@ -268,7 +268,7 @@ TEST_F(FaultsAnswersTest, AskingForMoreClustersThanThereAre) {
   const std::vector<float> queries = RandomQueries(Shape(), 18, 2.0f);
   client::AttendOptions many;
   many.budget = client::Budget::Clusters(1'000'000);
-  const auto attention = sequence->Attend(1, QueryTensor(Shape(), queries), many);
+  const auto attention = Attend(*sequence, 1, QueryTensor(Shape(), queries), many);
   ASSERT_OK(attention.status());
   EXPECT_GT(attention->counters.retrieved_clusters, 0u);
   EXPECT_EQ(attention->counters.estimated_clusters, 0u);
@@ -303,6 +303,7 @@ TEST(FaultsTenantsTest, AnotherTenantsSequenceIsNotThere) {
   sequence_options.shape.dtype = DType::kF32;
   sequence_options.shape.softmax_scale = 1;
   sequence_options.max_tokens = 16;
+  sequence_options.attach_wave_buffer = (*session)->info().has_wave_buffer;
   auto sequence = (*session)->CreateSequence(sequence_options);
   ASSERT_OK(sequence.status());
 

@@ -60,8 +60,8 @@ TEST_F(FaultsNumbersTest, OneBadKeyIsRefusedByName) {
     const auto reference = CreateFilled(&clean);
     const std::vector<float> queries = RandomQueries(Shape(), 20);
     for (uint32_t layer = 0; layer < 2; ++layer) {
-      const auto found = (*sequence)->Attend(layer, QueryTensor(Shape(), queries));
-      const auto expected = reference->Attend(layer, QueryTensor(Shape(), queries));
+      const auto found = Attend(**sequence, layer, QueryTensor(Shape(), queries));
+      const auto expected = Attend(*reference, layer, QueryTensor(Shape(), queries));
       ASSERT_OK(found.status());
       ASSERT_OK(expected.status());
       EXPECT_EQ(found->out, expected->out);
@@ -74,7 +74,7 @@ TEST_F(FaultsNumbersTest, BadQueryIsRefusedAndAppendsNothing) {
   HostCache cache = HostCache::Random(Shape(), 200, 21);
   const auto sequence = CreateFilled(&cache);
   std::vector<float> queries = RandomQueries(Shape(), 21);
-  const auto before = sequence->Attend(0, QueryTensor(Shape(), queries));
+  const auto before = Attend(*sequence, 0, QueryTensor(Shape(), queries));
   ASSERT_OK(before.status());
   std::vector<float> bad = queries;
   bad[2 * 64 + 7] = std::numeric_limits<float>::quiet_NaN();
@@ -82,10 +82,10 @@ TEST_F(FaultsNumbersTest, BadQueryIsRefusedAndAppendsNothing) {
   client::AttendOptions append;
   append.append_keys = client::Tensor{DType::kF32, {2, 64}, row.data()};
   append.append_values = client::Tensor{DType::kF32, {2, 32}, row.data()};
-  const auto refused = sequence->Attend(0, QueryTensor(Shape(), bad), append);
+  const auto refused = Attend(*sequence, 0, QueryTensor(Shape(), bad), append);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
   EXPECT_NE(refused.status().message().find("head 2"), absl::string_view::npos) << refused.status();
-  const auto after = sequence->Attend(0, QueryTensor(Shape(), queries));
+  const auto after = Attend(*sequence, 0, QueryTensor(Shape(), queries));
   ASSERT_OK(after.status());
   EXPECT_EQ(after->out, before->out);
   EXPECT_EQ(after->token_count, 200u);
@@ -125,8 +125,8 @@ TEST_F(FaultsNumbersTest, DegenerateKeysGiveAValidIndex) {
     const HostCache::Exact exact = cache.Attend(0, queries, row.token_count);
     client::AttendOptions all;
     all.budget = client::Budget::Ratio(1.0);
-    const auto everything = sequence->Attend(0, QueryTensor(Shape(), queries), all);
-    const auto usual = sequence->Attend(0, QueryTensor(Shape(), queries));
+    const auto everything = Attend(*sequence, 0, QueryTensor(Shape(), queries), all);
+    const auto usual = Attend(*sequence, 0, QueryTensor(Shape(), queries));
     ASSERT_OK(everything.status());
     ASSERT_OK(usual.status());
     const client::StepCounters& counters = everything->counters;
@@ -147,7 +147,7 @@ TEST_F(FaultsNumbersTest, AttentionOverNothing) {
   ASSERT_OK(sequence.status());
   const std::vector<float> queries = RandomQueries(Shape(), 23);
   const float minus_infinity = -std::numeric_limits<float>::infinity();
-  const auto attention = (*sequence)->Attend(0, QueryTensor(Shape(), queries));
+  const auto attention = Attend(**sequence, 0, QueryTensor(Shape(), queries));
   ASSERT_OK(attention.status());
   EXPECT_EQ(attention->out, std::vector<float>(4 * 32, 0.0f));
   EXPECT_EQ(attention->lse, std::vector<float>(4, minus_infinity));
@@ -160,7 +160,7 @@ TEST_F(FaultsNumbersTest, AttentionOverNothing) {
   HostCache one = HostCache::Random(Shape(), 1, 23);
   const HostCache::Chunk chunk = one.All();
   ASSERT_OK((*sequence)->Insert(0, chunk.layers, chunk.keys, chunk.values));
-  const auto first = (*sequence)->Attend(0, QueryTensor(Shape(), queries));
+  const auto first = Attend(**sequence, 0, QueryTensor(Shape(), queries));
   ASSERT_OK(first.status());
   const HostCache::Exact exact = one.Attend(0, queries, 1);
   EXPECT_LT(RelativeError(first->out, exact.out), 1e-6);
@@ -196,8 +196,8 @@ TEST_F(FaultsNumbersTest, LargeKeysAndLogitsStayFinite) {
     const HostCache::Exact exact = cache.Attend(1, queries, kTokens);
     client::AttendOptions all;
     all.budget = client::Budget::Ratio(1.0);
-    const auto everything = sequence->Attend(1, QueryTensor(cache.shape(), queries), all);
-    const auto usual = sequence->Attend(1, QueryTensor(cache.shape(), queries));
+    const auto everything = Attend(*sequence, 1, QueryTensor(cache.shape(), queries), all);
+    const auto usual = Attend(*sequence, 1, QueryTensor(cache.shape(), queries));
     ASSERT_OK(everything.status());
     ASSERT_OK(usual.status());
     EXPECT_LT(RelativeError(everything->out, exact.out), 1e-3);

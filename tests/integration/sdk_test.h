@@ -1,7 +1,9 @@
 // A test with daemons of its own and a session with them.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -11,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "client/session.h"
 #include "gtest/gtest.h"
@@ -63,6 +66,7 @@ class SdkTest : public testing::Test {
     auto daemons = Daemons::Start(options);
     ASSERT_OK(daemons.status());
     daemons_ = std::move(daemons).value();
+    attach_wave_buffer_ = !options.wave_buffer && daemons_->has_wave_buffer();
     session_ = Connect();
   }
 
@@ -98,6 +102,7 @@ class SdkTest : public testing::Test {
     options.shape = shape;
     options.max_tokens = max_tokens;
     options.label = "integration test";
+    options.attach_wave_buffer = attach_wave_buffer_;
     return session_->CreateSequence(options);
   }
 
@@ -114,12 +119,46 @@ class SdkTest : public testing::Test {
     return std::move(sequence).value();
   }
 
+  // As Sequence::Attend. Where the environment has brought a wave buffer (DaemonOptions), the rows
+  // that are staged there give the same answer.
+  absl::StatusOr<client::Attention> Attend(client::Sequence& sequence, uint32_t layer,
+                                           const client::Tensor& queries,
+                                           const client::AttendOptions& options = {}) const {
+    absl::StatusOr<client::Attention> attention = sequence.Attend(layer, queries, options);
+    if (attach_wave_buffer_ && attention.ok()) {
+      const auto staged = sequence.AttendStaged(layer, queries, {.budget = options.budget});
+      EXPECT_TRUE(staged.ok()) << staged.status();
+      if (staged.ok()) ExpectAlike(*attention, *staged);
+    }
+    return attention;
+  }
+
   Daemons& daemons() { return *daemons_; }
   client::Session& session() { return *session_; }
 
+  // Sequences stage into a wave buffer that their test did not ask for.
+  bool attach_wave_buffer_ = false;
   // Destroyed in reverse order: the session detaches before the daemons stop.
   std::unique_ptr<Daemons> daemons_;
   std::unique_ptr<client::Session> session_;
+
+ private:
+  // Two sums of the same terms, each as near to float64 as FAULTS 23 asks for.
+  static void ExpectAlike(const client::Attention& served, const client::Attention& staged) {
+    EXPECT_EQ(staged.token_count, served.token_count);
+    EXPECT_EQ(staged.counters.retrieved_clusters, served.counters.retrieved_clusters);
+    const std::vector<double> out(served.out.begin(), served.out.end());
+    if (std::any_of(out.begin(), out.end(), [](double x) { return x != 0; })) {
+      EXPECT_LT(RelativeError(staged.out, out), 1e-3);
+    } else {
+      EXPECT_EQ(staged.out, served.out);
+    }
+    ASSERT_EQ(staged.lse.size(), served.lse.size());
+    for (size_t head = 0; head < served.lse.size(); ++head) {
+      if (staged.lse[head] == served.lse[head]) continue;  // Both may be -inf.
+      EXPECT_NEAR(staged.lse[head], served.lse[head], 1e-5 * std::abs(served.lse[head]) + 1e-3);
+    }
+  }
 };
 
 }  // namespace wavekv::integration
