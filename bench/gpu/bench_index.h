@@ -76,8 +76,9 @@ absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens, double re
 // `pool`.
 absl::Status DescribeLayer(const BuiltLayer& built, void* base, const void* pool);
 
-// Takes a share of the blocks out of the table, by a hash of `seed`, and offers their slots as
-// free.
+// Makes a share of the blocks, by a hash of `seed`, such as the next step misses: their slots are
+// on offer, and they are out of the table but for those of the newest offers, which the step takes
+// out.
 absl::Status ForceMisses(const BuiltLayer& built, void* base, double hit_ratio, uint64_t seed);
 
 }  // namespace wavekv::bench

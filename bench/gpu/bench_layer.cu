@@ -28,15 +28,18 @@ __global__ void ForceKernel(LayerShape shape, LayerArrays layer, const uint32_t*
     x = (x ^ (x >> 29)) * 0x94d049bb133111ebu;
     const bool hit = static_cast<uint32_t>(x >> 32) <= threshold;
     layer.block_slots[size_t{unit} * shape.blocks + b] = hit ? static_cast<int32_t>(b) : -1;
-    if (!hit) {
-      layer.free_slots[size_t{unit} * shape.blocks + atomicAdd(&free_count, 1)] = {b,
-                                                                                   gpu::kNoBlock};
-    }
+    if (!hit) layer.free_slots[size_t{unit} * shape.blocks + atomicAdd(&free_count, 1)] = {b, b};
   }
   __syncthreads();
+  // What the newest offers name is in the table until a step sees them.
+  const uint32_t seen = free_count - min(free_count, kNewOffers);
+  for (uint32_t i = seen + threadIdx.x; i < free_count; i += blockDim.x) {
+    const gpu::FreeSlot offer = layer.free_slots[size_t{unit} * shape.blocks + i];
+    layer.block_slots[size_t{unit} * shape.blocks + offer.block] = static_cast<int32_t>(offer.slot);
+  }
   if (threadIdx.x == 0) {
     layer.state[unit].free_head = 0;
-    layer.state[unit].free_seen = free_count - min(free_count, kNewOffers);
+    layer.state[unit].free_seen = seen;
     layer.state[unit].free_tail = free_count;
   }
 }

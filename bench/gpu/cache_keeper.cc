@@ -36,17 +36,15 @@ absl::Status CacheKeeper::Reset() {
     unit.slot_count = std::max<uint32_t>(
         1, static_cast<uint32_t>(std::ceil(cache_ratio_ * built_.block_counts[i])));
     unit.policy = MakeLrfuBlockCachePolicy(unit.slot_count);
-    unit.table.assign(shape.blocks, -1);
-    unit.offered.resize(shape.blocks);
-    for (uint32_t slot = 0; slot < unit.slot_count; ++slot)
-      unit.offered[slot] = {slot, gpu::kNoBlock};
-    unit.free_tail = unit.slot_count;
-    states[i].free_head = states[i].free_seen = 0;
-    states[i].free_tail = unit.free_tail;
+    std::vector<gpu::FreeSlot> offers;
+    for (uint32_t slot = 0; slot < unit.slot_count; ++slot) offers.push_back({slot, gpu::kNoBlock});
+    states[i].free_head = states[i].free_seen = states[i].free_tail = 0;
     unit.log_read = states[i].log_end;
-    WAVEKV_RETURN_IF_ERROR(Upload(i));
+    WAVEKV_RETURN_IF_ERROR(CopyAll(&arrays_.state[i], &states[i], 1));
+    WAVEKV_RETURN_IF_ERROR(Offer(i, offers));
   }
-  return CopyAll(arrays_.state, states.data(), shape.units);
+  const std::vector<int32_t> empty(size_t{shape.units} * shape.blocks, -1);
+  return CopyAll(arrays_.block_slots, empty.data(), empty.size());
 }
 
 absl::Status CacheKeeper::Round() {
@@ -86,26 +84,30 @@ absl::Status CacheKeeper::RoundOf(uint32_t idx, const gpu::HeadState& state) {
     if (!unit.policy->Adopt(key, static_cast<uint32_t>(use.slot))) {
       return absl::InternalError(absl::StrCat("block ", key.block, " is cached twice"));
     }
-    unit.table[key.block] = use.slot;
   }
   unit.hits.push_back(hits);
   unit.misses = std::max<double>(unit.misses * kMissesDecay, fresh - hits);
   const auto wanted = std::min<uint32_t>(
       std::max<uint32_t>(kOfferedMin, static_cast<uint32_t>(unit.misses)), unit.slot_count / 2);
-  while (unit.free_tail - state.free_head < wanted) {
+  std::vector<gpu::FreeSlot> offers;
+  while (unit.free_tail + offers.size() - state.free_head < wanted) {
     const std::optional<SlotOfBlock> worst = unit.policy->Evict(step);
     if (!worst.has_value()) break;
-    unit.table[worst->key.block] = -1;
-    unit.offered[unit.free_tail++ % shape.blocks] = {worst->slot, worst->key.block};
+    offers.push_back({worst->slot, worst->key.block});
   }
-  return Upload(idx);
+  return Offer(idx, offers);
 }
 
-absl::Status CacheKeeper::Upload(uint32_t idx) {
-  const size_t blocks = built_.shape.blocks;
-  const Unit& unit = units_[idx];
-  WAVEKV_RETURN_IF_ERROR(CopyAll(arrays_.block_slots + idx * blocks, unit.table.data(), blocks));
-  WAVEKV_RETURN_IF_ERROR(CopyAll(arrays_.free_slots + idx * blocks, unit.offered.data(), blocks));
+// The table is the step's alone: it takes out what an offer names, and enters what it fills.
+absl::Status CacheKeeper::Offer(uint32_t idx, const std::vector<gpu::FreeSlot>& offers) {
+  const size_t capacity = built_.shape.blocks;
+  Unit& unit = units_[idx];
+  gpu::FreeSlot* const ring = arrays_.free_slots + idx * capacity;
+  const size_t first = unit.free_tail % capacity;
+  const size_t straight = std::min(offers.size(), capacity - first);
+  WAVEKV_RETURN_IF_ERROR(CopyAll(ring + first, offers.data(), straight));
+  WAVEKV_RETURN_IF_ERROR(CopyAll(ring, offers.data() + straight, offers.size() - straight));
+  unit.free_tail += offers.size();
   return CopyAll(&arrays_.state[idx].free_tail, &unit.free_tail, 1);
 }
 

@@ -22,7 +22,8 @@ class CacheKeeper {
 
   // Empties the caches and offers all slots.
   absl::Status Reset();
-  // After a step: reads what it used and took, takes the worst blocks back, offers their slots.
+  // After a step: reads what it used and took, and offers the slots of the blocks that are worth
+  // least, which the next step takes out of the table.
   absl::Status Round();
 
   // Over the steps from `first_step` on, all units.
@@ -34,8 +35,6 @@ class CacheKeeper {
   struct Unit {
     std::unique_ptr<BlockCachePolicy> policy;
     uint32_t slot_count = 0;
-    std::vector<int32_t> table;          // As on the device.
-    std::vector<gpu::FreeSlot> offered;  // Likewise: the ring of free slots.
     uint64_t free_tail = 0;
     uint64_t log_read = 0;
     double misses = 0;  // Of a step, lately.
@@ -44,7 +43,7 @@ class CacheKeeper {
   };
 
   absl::Status RoundOf(uint32_t unit, const gpu::HeadState& state);
-  absl::Status Upload(uint32_t unit);
+  absl::Status Offer(uint32_t unit, const std::vector<gpu::FreeSlot>& offers);
 
   const BuiltLayer& built_;
   const LayerArrays arrays_;

@@ -137,15 +137,17 @@ absl::Status DeviceHead::UploadCache(const HeadProblem& head, const CacheSpec& c
     }
   }
   const size_t free_count = std::min<size_t>(order.size(), cache.free_per_miss * misses);
-  std::vector<FreeSlot> free_slots;
-  for (size_t i = 0; i < free_count; ++i) free_slots.push_back({order[i], kNoBlock});
   HeadState state = {};
   state.appended = head.spec.steady_first + head.spec.steady;
   state.free_head = 0xfffffff0u;  // Passes 2^32 within the test.
   state.free_seen = state.free_head;
-  state.free_tail = state.free_head + free_slots.size();
-  if (cache.hostile && !free_slots.empty()) {
-    free_slots.back() = {slot_count + 5, head.block_count + 1};
+  state.free_tail = state.free_head + free_count;
+  std::vector<FreeSlot> free_slots(slot_count);
+  for (size_t i = 0; i < free_count; ++i) {
+    free_slots[(state.free_head + i) % slot_count] = {order[i], kNoBlock};
+  }
+  if (cache.hostile && free_count > 0) {
+    free_slots[(state.free_tail - 1) % slot_count] = {slot_count + 5, head.block_count + 1};
   }
   WAVEKV_RETURN_IF_ERROR(CopyTo(&slots_, slots));
   WAVEKV_RETURN_IF_ERROR(CopyTo(&block_slots_, table));
@@ -167,6 +169,21 @@ absl::Status DeviceHead::UploadCache(const HeadProblem& head, const CacheSpec& c
 absl::StatusOr<HeadState> DeviceHead::State() const {
   WAVEKV_ASSIGN_OR_RETURN(const std::vector<HeadState> state, state_.Download());
   return state[0];
+}
+
+absl::Status DeviceHead::OfferCached(double share, std::mt19937_64& random) {
+  WAVEKV_ASSIGN_OR_RETURN(const std::vector<int32_t> table, BlockSlots());
+  WAVEKV_ASSIGN_OR_RETURN(std::vector<FreeSlot> ring, FreeSlots());
+  WAVEKV_ASSIGN_OR_RETURN(HeadState state, State());
+  std::vector<FreeSlot> offers;
+  for (uint32_t block = 0; block < table.size(); ++block) {
+    if (table[block] >= 0) offers.push_back({static_cast<uint32_t>(table[block]), block});
+  }
+  std::shuffle(offers.begin(), offers.end(), random);
+  offers.resize(static_cast<size_t>(share * static_cast<double>(offers.size())));
+  for (const FreeSlot& offer : offers) ring[state.free_tail++ % ring.size()] = offer;
+  WAVEKV_RETURN_IF_ERROR(free_slots_.Upload(ring));
+  return state_.Upload({&state, 1});
 }
 
 absl::StatusOr<std::unique_ptr<DeviceBatch>> DeviceBatch::Make(const StepShape& shape,

@@ -16,7 +16,7 @@ namespace wavekv::gpu {
 
 struct CacheSpec {
   double cached = 0.5;       // Share of the blocks that lie in a slot.
-  double free_per_miss = 1;  // Free slots for each block that does not.
+  double free_per_miss = 1;  // Free slots, that held nothing, for each block that does not.
   bool hostile = false;      // Entries of the table and the free ring that are no slots.
 };
 
@@ -32,6 +32,11 @@ class DeviceHead {
   absl::StatusOr<std::vector<int32_t>> BlockSlots() const { return block_slots_.Download(); }
   absl::StatusOr<std::vector<uint16_t>> Slots() const { return slots_.Download(); }
   absl::StatusOr<std::vector<BlockUse>> Log() const { return log_.Download(); }
+  // The ring of offers: the offer of place p is entry p % free_capacity.
+  absl::StatusOr<std::vector<FreeSlot>> FreeSlots() const { return free_slots_.Download(); }
+  // Between steps: offers the slots of a share of the cached blocks, as the manager does: the
+  // blocks are named and stay in the table.
+  absl::Status OfferCached(double share, std::mt19937_64& random);
 
  private:
   absl::Status UploadIndex(const HeadProblem& head);
@@ -79,6 +84,7 @@ class DeviceBatch {
   absl::StatusOr<StepResults> Run(bool graph);
 
   const DeviceHead& head(uint32_t unit) const { return *heads_[unit]; }
+  DeviceHead& mutable_head(uint32_t unit) { return *heads_[unit]; }
   const Step& step() const { return step_; }
   // Publishes `sequence` as being written (odd version) or not.
   absl::Status SetVersion(uint32_t sequence, uint32_t version);

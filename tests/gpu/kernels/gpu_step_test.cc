@@ -30,6 +30,7 @@ struct Row {
   bool by_mass = false;
   bool graph = false;
   bool append = false;
+  double offered = 0;  // Share of the cached blocks whose slots are offered before each step.
 };
 
 HeadSpec Segments(std::vector<uint32_t> tokens, uint32_t retrieve) {
@@ -93,6 +94,16 @@ std::vector<Row> Rows() {
       {.name = "TableFullOfNonsense",
        .sequences = {Segments({3000}, 60)},
        .cache = {.cached = 0.3, .free_per_miss = 0.05, .hostile = true}},
+      {.name = "OffersOfCachedBlocks",
+       .sequences = {Segments({3000}, 60), Segments({700}, 1000)},
+       .cache = {.cached = 0.9, .free_per_miss = 0.1},
+       .offered = 0.2},
+      {.name = "AllCachedBlocksOffered",
+       .sequences = {Segments({2000, 300}, 40)},
+       .cache = {.cached = 1},
+       .graph = true,
+       .append = true,
+       .offered = 1},
       {.name = "SteadyRingWrapsUnaligned",
        .sequences = {Steady(4, 200, 1003, 256), Steady(3, 250, 77, 256), Steady(0, 1, 8, 8),
                      Steady(8, 7, 5, 16), Steady(9, 2048, 100001, 2112)}},
@@ -286,6 +297,7 @@ class StepTest : public testing::TestWithParam<Row> {
     EXPECT_EQ(state->hits, before.hits + hits);
     EXPECT_EQ(state->misses, before.misses + misses);
     EXPECT_EQ(state->completed_epoch, before.completed_epoch + 1);
+    EXPECT_EQ(state->free_seen, before.free_tail);
     const uint64_t free_before = before.free_tail - before.free_head;
     EXPECT_EQ(state->free_head - before.free_head, std::min<uint64_t>(misses, free_before));
     ASSERT_EQ(state->log_end, before.log_end + hits + misses);
@@ -310,14 +322,36 @@ class StepTest : public testing::TestWithParam<Row> {
     EXPECT_EQ(logged_misses, misses);
   }
 
+  // The table that the next step looks blocks up in: without those whose slots it finds on offer.
+  std::vector<int32_t> TableOfNextStep(uint32_t unit) const {
+    const DeviceHead& device = batch_->head(unit);
+    std::vector<int32_t> table = device.BlockSlots().value();
+    const std::vector<FreeSlot> ring = device.FreeSlots().value();
+    const HeadState state = device.State().value();
+    for (uint64_t place = state.free_seen; place < state.free_tail; ++place) {
+      const FreeSlot& offer = ring[place % ring.size()];
+      if (offer.block >= table.size()) continue;
+      if (table[offer.block] == static_cast<int32_t>(offer.slot)) table[offer.block] = -1;
+    }
+    return table;
+  }
+
+  // Offers slots of cached blocks of every unit that is there.
+  void Offer(double share) {
+    for (uint32_t unit = 0; unit < heads_.size(); ++unit) {
+      ASSERT_TRUE(batch_->mutable_head(unit).OfferCached(share, random_).ok());
+    }
+  }
+
   // One step, everything checked.
   void RunStep(const Row& row) {
     SetInputs(row);
+    if (row.offered > 0) Offer(row.offered);
     std::vector<HeadState> states;
     std::vector<std::vector<int32_t>> tables;
-    for (size_t unit = 0; unit < heads_.size(); ++unit) {
+    for (uint32_t unit = 0; unit < heads_.size(); ++unit) {
       states.push_back(*batch_->head(unit).State());
-      tables.push_back(*batch_->head(unit).BlockSlots());
+      tables.push_back(TableOfNextStep(unit));
     }
     const auto results = batch_->Run(row.graph);
     ASSERT_TRUE(results.ok()) << results.status();
@@ -374,6 +408,60 @@ TEST_P(StepSingleTest, RefetchesNothing) {
     EXPECT_GT(first->counts[unit].misses, 0u);
     EXPECT_EQ(second->counts[unit].misses, 0u);
     EXPECT_EQ(second->retrieved[unit], first->retrieved[unit]);
+  }
+}
+
+// Rule 2 of docs/decisions/015-resident-region.md: what a slot on offer held is missed by the step
+// that sees the offer, the block that the step then fills it with is found by the next one.
+TEST_P(StepSingleTest, AnOfferedSlotChangesItsBlock) {
+  SCOPED_TRACE("WAVEKV_TEST_SEED=" + std::to_string(seed_));
+  Row row = GetParam();
+  row.cache = {.cached = 1};
+  Prepare(row);
+  if (HasFatalFailure()) return;
+  SetInputs(row);
+  const auto all_hit = batch_->Run(true);
+  ASSERT_TRUE(all_hit.ok()) << all_hit.status();
+  Offer(0.5);
+  std::vector<HeadState> offered;
+  std::vector<std::vector<int32_t>> tables;
+  for (uint32_t unit = 0; unit < heads_.size(); ++unit) {
+    EXPECT_EQ(all_hit->counts[unit].misses, 0u);
+    offered.push_back(*batch_->head(unit).State());
+    tables.push_back(TableOfNextStep(unit));
+  }
+  const auto refilled = batch_->Run(true), found = batch_->Run(true);
+  ASSERT_TRUE(refilled.ok() && found.ok());
+  for (uint32_t unit = 0; unit < heads_.size(); ++unit) {
+    SCOPED_TRACE("unit " + std::to_string(unit));
+    const DeviceHead& device = batch_->head(unit);
+    const std::vector<BlockUse> log = *device.Log();
+    const std::vector<FreeSlot> ring = *device.FreeSlots();
+    const std::vector<int32_t> table = *device.BlockSlots();
+    // Of one step with the same queries: as many blocks as were asked for with all of them cached.
+    const uint32_t asked = all_hit->counts[unit].hits;
+    uint32_t left = 0, changed = 0;
+    for (uint32_t i = 0; i < asked; ++i) {
+      const BlockUse& use = log[(offered[unit].log_end + i) % log.size()];
+      const uint32_t block = use.block & ~kMissBit;
+      EXPECT_EQ((use.block & kMissBit) != 0, tables[unit][block] < 0) << block;
+      if ((use.block & kMissBit) == 0) continue;
+      ++left;
+      ASSERT_NE(use.place, kNoPlace) << block;  // There are more offers than misses.
+      const FreeSlot& offer = ring[use.place % ring.size()];
+      EXPECT_EQ(use.slot, static_cast<int32_t>(offer.slot)) << block;
+      EXPECT_EQ(table[block], use.slot) << block;
+      if (offer.block == block) continue;
+      ++changed;
+      EXPECT_NE(table[offer.block], use.slot) << offer.block;
+    }
+    EXPECT_GT(left, 0u);
+    EXPECT_GT(changed, 0u);
+    EXPECT_EQ(refilled->counts[unit].misses, left);
+    EXPECT_EQ(refilled->counts[unit].hits, asked - left);
+    EXPECT_EQ(found->counts[unit].hits, asked);
+    EXPECT_EQ(found->counts[unit].misses, 0u);
+    for (const auto* results : {&*all_hit, &*refilled, &*found}) CheckOutput(unit, *results);
   }
 }
 
