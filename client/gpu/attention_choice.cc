@@ -89,10 +89,10 @@ absl::StatusOr<uint64_t> FullAttentionTokensMax(AttentionProblem problem, uint64
   }
   // Step by step: where misses dominate, a longer context may be full attention's again.
   uint64_t most = 0;
-  for (uint64_t tokens = kGranule; tokens <= tokens_max; tokens += kGranule) {
-    problem.tokens = tokens;
+  while (most < tokens_max) {
+    problem.tokens = std::min(most + kGranule, tokens_max);
     if (!Estimate(problem, rates).full_wins()) break;
-    most = tokens;
+    most = problem.tokens;
   }
   return most;
 }

@@ -42,7 +42,7 @@ struct AttentionCost {
 absl::StatusOr<AttentionCost> EstimateAttention(const AttentionProblem& problem,
                                                 const DeviceRates& rates = {});
 
-// The most tokens, a multiple of 1,024 and at most `tokens_max`, such that full attention wins
+// The most tokens, `tokens_max` or a multiple of 1,024 below it, such that full attention wins
 // there and at each multiple before; problem.tokens is not looked at. Errors as EstimateAttention,
 // and InvalidArgument for more than 2^32 tokens.
 absl::StatusOr<uint64_t> FullAttentionTokensMax(AttentionProblem problem, uint64_t tokens_max,

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/gpu/attention_choice.h"
 #include "client/python/src/core/arrays.h"
 #include "client/python/src/core/status.h"
 #include "client/session.h"
@@ -375,6 +376,36 @@ void BindSession(py::module_& m) {
         });
 }
 
+void BindAttentionChoice(py::module_& m) {
+  using client::AttentionProblem;
+  using py::operator""_a;
+  const auto problem_of = [](const ModelShape& shape, uint32_t batch, uint64_t tokens,
+                             double hit_ratio) {
+    return AttentionProblem{.batch = batch,
+                            .tokens = tokens,
+                            .kv_head_count = shape.kv_head_count,
+                            .head_dim = shape.key_dim,
+                            .element_bytes = static_cast<uint32_t>(DTypeBytes(shape.dtype)),
+                            .hit_ratio = hit_ratio};
+  };
+  const client::DeviceRates h200;
+  m.attr("HBM_BYTES_PER_S") = h200.hbm_bytes_per_s;
+  m.attr("BUS_BYTES_PER_S") = h200.bus_bytes_per_s;
+  m.attr("HIT_RATIO") = AttentionProblem{}.hit_ratio;
+  m.def("estimate_attention", [problem_of](const ModelShape& shape, uint32_t batch, uint64_t tokens,
+                                           double hit_ratio, double hbm, double bus) {
+    const client::AttentionCost cost =
+        Unwrap(client::EstimateAttention(problem_of(shape, batch, tokens, hit_ratio), {hbm, bus}));
+    return py::dict("full_us"_a = cost.full_us, "wave_us"_a = cost.wave_us);
+  });
+  m.def("full_attention_tokens_max",
+        [problem_of](const ModelShape& shape, uint32_t batch, uint64_t tokens_max, double hit_ratio,
+                     double hbm, double bus) {
+          return Unwrap(client::FullAttentionTokensMax(problem_of(shape, batch, 0, hit_ratio),
+                                                       tokens_max, {hbm, bus}));
+        });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
@@ -383,6 +414,7 @@ PYBIND11_MODULE(_core, m) {
   BindValues(m);
   BindSequence(m);
   BindSession(m);
+  BindAttentionChoice(m);
 }
 
 }  // namespace wavekv::python

@@ -11,6 +11,7 @@
 """
 
 from wavekv._core import __version__
+from wavekv.choice import AttentionCost, estimate_attention, full_attention_tokens_max
 from wavekv.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -41,6 +42,7 @@ __all__ = [
     "AbortedError",
     "AttendItem",
     "Attention",
+    "AttentionCost",
     "Budget",
     "DeadlineExceededError",
     "Estimation",
@@ -63,5 +65,7 @@ __all__ = [
     "WaveKVError",
     "__version__",
     "connect",
+    "estimate_attention",
+    "full_attention_tokens_max",
     "numpy_dtype",
 ]

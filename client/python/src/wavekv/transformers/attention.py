@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
@@ -19,6 +20,10 @@ _UNKNOWN_ARITHMETIC = {
     "position_bias": "a position bias",
     "s_aux": "attention sinks",
 }
+
+# Kernels for a token over a context that grows with each. cuDNN's, which torch may prefer, is planned
+# anew for each length, on the host.
+_TOKEN_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @torch.compiler.disable(reason=NOT_COMPILED)
@@ -61,9 +66,13 @@ def wavekv_attention(
     if dropout:
         raise UnsupportedModelError(f"attention dropout of {dropout}: call model.eval() first")
     keys, values = key.unwrap(), value.unwrap()
-    return key.store.attend(
-        key.layer, query, keys, values, attention_mask, scaling, exact
-    ), None
+
+    def here(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        if query.shape[2] > 1:
+            return exact(keys, values)
+        return _attend_token(query, keys, values, attention_mask, scaling).transpose(1, 2)
+
+    return key.store.attend(key.layer, query, keys, values, attention_mask, scaling, here), None
 
 
 def _attend_tail(
@@ -85,3 +94,22 @@ def _attend_tail(
     return torch.nn.functional.scaled_dot_product_attention(
         query, keys, values, mask, dropout, scale=scaling, enable_gqa=shared and group > 1
     )
+
+
+def _attend_token(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attention of one token over all, each key read once for all of its query heads, which stand in
+    the place of several tokens: query [batch, query_heads, 1, dim], keys and values [batch, kv_heads,
+    columns, dim], mask [batch, 1, 1, columns]. Returns [batch, query_heads, 1, value_dim]."""
+    batch, heads, _, dim = query.shape
+    grouped = query.reshape(batch, keys.shape[1], -1, dim)
+    with sdpa_kernel(_TOKEN_KERNELS):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            grouped, keys, values, mask, scale=scaling
+        )
+    return out.reshape(batch, heads, 1, -1)

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from wavekv.errors import InvalidArgumentError
 from wavekv.session import Sequence, Session, connect
 from wavekv.transformers.captured import CapturedPass
+from wavekv.transformers.full import FullAttention
 from wavekv.transformers.models import UnsupportedModelError, model_shape, switch_tokens
 from wavekv.transformers.rows import RowOptions
 from wavekv.transformers.states import NOT_COMPILED, NewStates
@@ -52,7 +53,7 @@ class WaveKVLayer(CacheLayerMixin):
 
         transformers 4.57 passes a dict beside them, 5.x nothing: neither is needed.
         """
-        self._store.begin(self._layer, key_states.shape[2])
+        self._store.begin(self._layer, key_states)
         return tuple(
             NewStates.wrap(states, self._store, self._layer)
             for states in (key_states, value_states)
@@ -101,6 +102,7 @@ class WaveKVCache(Cache):
         fallback: bool = False,
         resident: bool | None = None,
         cache_ratio: float = 0.0,
+        full_attention: str | int = "auto",
         deadline: float = 30.0,
         build_deadline: float = 600.0,
         step_tokens_max: int = STEP_TOKENS_MAX,
@@ -115,12 +117,16 @@ class WaveKVCache(Cache):
         default if None. resident: take steps on the GPU, in the model's stream, where model and
         daemon are made for it; False: never, True: refuse the first step if that cannot be.
         cache_ratio: of the keys and values of max_tokens, how much a cache of blocks on the GPU
-        holds while steps are taken there (0: 0.05). deadline: seconds for one step of the daemon;
+        holds while steps are taken there (0: 0.05). full_attention: up to how many tokens (of a row,
+        padding included) keys and values stay here and are attended exactly, the daemon holding none:
+        a count, "never", or "auto", which is on a GPU as many as exact attention is faster for
+        (wavekv.full_attention_tokens_max) and a quarter of its memory holds, elsewhere none. deadline: seconds for one step of the daemon;
         build_deadline: for taking in a prompt's layer, and for clustering a prompt. step_tokens_max:
         a forward pass of more tokens belongs to a prompt.
 
         Raises UnsupportedModelError naming what the model has that WaveKV does not serve,
-        InvalidArgumentError when it was loaded with another attention, UnavailableError when no
+        InvalidArgumentError when it was loaded with another attention or full_attention is something
+        else, UnavailableError when no
         daemon answers, and ResourceExhaustedError when it has no room for max_tokens.
         """
         shape = model_shape(config, dtype)
@@ -130,6 +136,7 @@ class WaveKVCache(Cache):
                 f"the model's attention is {attention!r}, expected 'wavekv': load it with "
                 "attn_implementation='wavekv'"
             )
+        full = FullAttention(full_attention)
         text = config.get_text_config(decoder=True)
         index = index or IndexOptions()
         if budget is not None and index.budget is None:
@@ -148,6 +155,7 @@ class WaveKVCache(Cache):
             Store(
                 session, address, shape, options,
                 budget=budget, step_tokens_max=step_tokens_max, fallback=fallback,
+                full_attention=full,
             ),
             text,
         )  # fmt: skip

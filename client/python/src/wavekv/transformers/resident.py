@@ -41,6 +41,11 @@ def on_gpu(states: torch.Tensor) -> bool:
     return states.is_cuda
 
 
+def device_memory(states: torch.Tensor) -> int:
+    """Bytes of memory of the GPU that these states are on."""
+    return torch.cuda.get_device_properties(states.device).total_memory
+
+
 def _new_batch(shape: ModelShape, max_tokens: int, batch: int) -> Any:
     from wavekv import gpu  # Only there where wavekv was built with CUDA.
 

@@ -180,6 +180,9 @@ class Rows:
     def select(self, sources: list[int]) -> None:
         """Makes row i what row sources[i] was: moved where it is wanted once, else forked."""
         self._leave()
+        if not any(sequence.token_count() for sequence in self._sequences):
+            self._select_empty(sources)
+            return
         taken: set[int] = set()
         old, padding = self._sequences, self._padding
         for row in set(range(len(old))) - set(sources):
@@ -192,6 +195,17 @@ class Rows:
         if len(chosen) != len(old):
             self._batch = None
         self._padding = [padding[source] for source in sources]
+
+    def _select_empty(self, sources: list[int]) -> None:
+        """As select, while nothing is stored: one sequence is as good as another."""
+        for surplus in self._sequences[len(sources) :]:
+            surplus.close()
+        del self._sequences[len(sources) :]
+        while len(self._sequences) < len(sources):
+            self._sequences.append(self._create())
+        if len(sources) != len(self._padding):
+            self._batch = None
+        self._padding = [self._padding[source] for source in sources]
 
     def truncate(self, columns: int) -> None:
         """Keeps the first `columns` columns of every layer."""

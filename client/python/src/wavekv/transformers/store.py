@@ -15,6 +15,8 @@ import torch
 from wavekv.errors import FailedPreconditionError, WaveKVError, from_status
 from wavekv.session import Session
 from wavekv.transformers.captured import CapturedPass
+from wavekv.transformers.full import FullAttention
+from wavekv.transformers.kept import KeptStates, States
 from wavekv.transformers.masks import first_columns
 from wavekv.transformers.models import UnsupportedModelError, dtype_name
 from wavekv.transformers.resident import LostStepError
@@ -25,7 +27,8 @@ from wavekv.types import Budget, ModelShape
 class Way(enum.Enum):
     """How a forward pass attends."""
 
-    PREFILL = "prefill"  # Exactly, here, over keys and values that are still here.
+    HERE = "here"  # Exactly, here, where that is the faster way; the daemon has nothing yet.
+    PREFILL = "prefill"  # Exactly, here, over keys and values that are still here, and stored.
     STEP = "step"  # In the daemon, a token or a few at a time.
     EXTEND = "extend"  # In the daemon exactly, and here over the new tokens: many, after a step.
 
@@ -52,6 +55,7 @@ class Store:
         budget: Budget | None,
         step_tokens_max: int,
         fallback: bool,
+        full_attention: FullAttention,
     ) -> None:
         self.session = session
         self.shape = shape
@@ -63,8 +67,10 @@ class Store:
         self._options = options
         self._step_tokens_max = step_tokens_max
         self._fallback = fallback
-        # Keys and values of each layer, [batch, kv_heads, columns, dim]; None once given up.
-        self._here: list[tuple[torch.Tensor, torch.Tensor] | None] | None = [None] * shape.layers
+        self._full_attention = full_attention
+        self._here_alone = True  # The daemon has been told nothing yet.
+        # Keys and values of each layer; None once given up.
+        self._here: list[KeptStates] | None = self._nothing_kept()
         self._way = Way.PREFILL
         self._stepped = False  # A step was attended by the daemon.
         self._short_passes = 0
@@ -78,24 +84,24 @@ class Store:
         """Rows of the batch; 0 before the first pass."""
         if self.rows is not None:
             return len(self.rows)
-        first = self._here[0] if self._here else None
-        return 0 if first is None else len(first[0])
+        return self._here[0].batch if self._here else 0
 
     @property
     def local_bytes(self) -> int:
         """Bytes of keys and values that this process holds."""
-        held = [pair for pair in self._here or () if pair is not None]
-        return sum(states.nbytes for pair in held for states in pair)
+        return sum(kept.nbytes for kept in self._here or ())
 
-    def begin(self, layer: int, new_columns: int) -> None:
-        """Counts a layer's new tokens; the first layer's decide how the whole pass attends."""
+    def begin(self, layer: int, keys: torch.Tensor) -> None:
+        """Counts a layer's new tokens, keys [batch, kv_heads, n, dim]; the first layer's decide how
+        the whole pass attends."""
+        new_columns = keys.shape[2]
         if self._capturing is not None:
             self._capturing.begin(layer, new_columns)
             return
         self._refuse_lost()
         if layer == 0:
             self._mask, self._first = None, []
-            self._way = self._choose(new_columns)
+            self._way = self._choose(new_columns, self._columns_here(keys))
         self.columns[layer] += new_columns
 
     def attend(
@@ -144,6 +150,12 @@ class Store:
                 "with fallback=True each pass keeps its keys and values, which no graph can: make "
                 "the cache without it"
             )
+        if self._here_alone and self.columns[0]:
+            raise FailedPreconditionError(
+                f"{self.columns[0]} tokens are attended exactly here, since that is faster, and a graph "
+                "would go on over the tokens of its capture alone: make the cache with "
+                "full_attention='never' to capture"
+            )
         steps = self.rows.resident if self.rows else None
         if steps is None:
             raise FailedPreconditionError(
@@ -161,12 +173,8 @@ class Store:
     def select(self, sources: list[int]) -> None:
         """Makes row i of the batch what row sources[i] was."""
         self._refuse_in_capture("reordering the batch")
-        if self._here is not None:
-            index = torch.tensor(sources)
-            self._here = [
-                pair and tuple(states[index.to(states.device)] for states in pair)
-                for pair in self._here
-            ]
+        for kept in self._here or ():
+            kept.select(sources)
         self._tell("reordering the batch", lambda rows: rows.select(sources))
 
     def crop(self, columns: int) -> None:
@@ -175,10 +183,8 @@ class Store:
         if columns >= self.columns[0]:
             return
         self.columns = [columns] * self.shape.layers
-        if self._here is not None:
-            self._here = [
-                pair and tuple(states[:, :, :columns] for states in pair) for pair in self._here
-            ]
+        for kept in self._here or ():
+            kept.crop(columns)
         self._tell("truncating", lambda rows: rows.truncate(columns))
 
     def fork(self) -> Store:
@@ -187,7 +193,7 @@ class Store:
         copy = object.__new__(Store)
         copy.__dict__.update(self.__dict__)
         copy.columns = list(self.columns)
-        copy._here = None if self._here is None else list(self._here)
+        copy._here = None if self._here is None else [kept.fork() for kept in self._here]
         copy._mask, copy._first = None, []
         copy.rows = None
         if self.rows is not None and self.failure is None:
@@ -200,7 +206,7 @@ class Store:
         if self.rows is not None:
             self.rows.close()
         self.rows = None
-        self._here = [None] * self.shape.layers
+        self._here, self._here_alone = self._nothing_kept(), True
         self.columns = [0] * self.shape.layers
         self._stepped, self._short_passes, self._build_due = False, 0, False
         self.failure = None
@@ -252,7 +258,16 @@ class Store:
             self.lose(error, "before a replay")
         self.columns = [columns + 1 for columns in self.columns]
 
-    def _choose(self, new_columns: int) -> Way:
+    def _nothing_kept(self) -> list[KeptStates]:
+        return [KeptStates() for _ in range(self.shape.layers)]
+
+    def _columns_here(self, keys: torch.Tensor) -> int:
+        """Returns up to how many columns a batch of these is attended exactly here."""
+        if not self._here_alone:
+            return 0
+        return self._full_attention.columns_max(self.shape, keys, self._options.max_tokens)
+
+    def _choose(self, new_columns: int, columns_here: int) -> Way:
         if self.failure is not None:
             return Way.PREFILL
         past = self.columns[0]
@@ -262,6 +277,13 @@ class Store:
             self._short_passes += 1
             self._stepped = new_columns == 1 or self._short_passes > 1
             self._build_due = self._stepped
+        if past + new_columns <= columns_here:
+            return Way.HERE
+        if self._here_alone:
+            self._here_alone = False
+            self._tell("taking over what was attended here", self._hand_over)
+            if self.failure is not None:
+                return Way.PREFILL
         if not self._stepped:
             return Way.PREFILL
         if not short:
@@ -274,6 +296,11 @@ class Store:
             self._tell("building the index", lambda rows: rows.build_index())
         return Way.STEP
 
+    def _hand_over(self, rows: Rows) -> None:
+        """Stores what is here alone."""
+        for layer, kept in enumerate(self._here or ()):
+            rows.insert(layer, 0, *kept.states)
+
     def _tell(self, what: str, call: Callable[[Rows], Any]) -> None:
         if self.rows is None:
             return
@@ -282,17 +309,12 @@ class Store:
         except WaveKVError as error:
             self.lose(error, what)
 
-    def _keep(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _keep(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> States | None:
         if self._here is None:
             return None
-        before = self._here[layer]
-        kept = (keys, values)
-        if before is not None:
-            kept = tuple(torch.cat(pair, dim=2) for pair in zip(before, kept, strict=True))
-        self._here[layer] = kept
-        return kept
+        # Chunks of a prompt are many, and what is free behind them would be, too.
+        short = keys.shape[2] <= self._step_tokens_max
+        return self._here[layer].append(keys, values, self._options.max_tokens if short else 0)
 
     def _check_layer(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, scaling: float | None
@@ -343,8 +365,11 @@ class Store:
     def _through_daemon(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor | None:
-        """Stores the new tokens. Returns [batch, query_heads, n, value_dim]; None in a prefill."""
+        """Stores the new tokens. Returns [batch, query_heads, n, value_dim]; None if it is for this
+        process to attend."""
         assert self.rows is not None
+        if self._way is Way.HERE:
+            return None
         new_columns = keys.shape[2]
         past = self.columns[layer] - new_columns
         if self._way is Way.PREFILL:
