@@ -275,7 +275,8 @@ def test_kept_states_are_what_was_appended():
             if plain is None:
                 plain = keys, values
             else:
-                plain = tuple(torch.cat(pair, dim=2) for pair in zip(plain, (keys, values), strict=True))
+                pairs = zip(plain, (keys, values), strict=True)
+                plain = tuple(torch.cat(pair, dim=2) for pair in pairs)
             assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
         elif what == "crop":
             columns = random.randint(0, plain[0].shape[2])

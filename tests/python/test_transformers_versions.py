@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 
 # Where scripts/common.sh puts it, beside torch.
 OLDEST = pathlib.Path(torch.__file__).parents[1] / "transformers-4.57"
-MODELS = pathlib.Path(__file__).parent / "test_transformers_models.py"
+HERE = pathlib.Path(__file__).parent
+TESTS = [HERE / f"test_transformers_{what}.py" for what in ("models", "here", "resident")]
 
 
 @pytest.mark.skipif(not OLDEST.is_dir(), reason="transformers 4.57 is not installed beside torch")
@@ -23,7 +24,7 @@ def test_small_models_in_transformers_4_57():
     )  # fmt: skip
     assert version.stdout.startswith("4.57.")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--show-capture=stdout", MODELS],
-        capture_output=True, text=True, timeout=600, env=environment,
+        [sys.executable, "-m", "pytest", "-q", "--show-capture=stdout", *TESTS],
+        capture_output=True, text=True, timeout=1200, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
