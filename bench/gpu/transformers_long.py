@@ -4,9 +4,11 @@
 For each length: a text is prefilled to it, 512 tokens after it are scored one by one by both
 attentions, 64 more are generated. Beyond the 8,192 tokens that the model was trained for, the base of
 its rotary positions is raised so that the slowest pair turns no further than in training ("NTK-aware"
-scaling). Starts its own daemons (WAVEKV_BIN_DIR), runs client/python/examples/transformers_generate.py
-and writes its output for each length into a folder. The text is this tree's own: its documents first,
-then its sources, in order of their paths.
+scaling). One model for all lengths, daemons of its own for each (WAVEKV_BIN_DIR); what is done is the
+example's, client/python/examples/transformers_generate.py, whose output for each length goes into a
+folder, with where the time went. Exact attention scores in one pass and token by token, WaveKV token by
+token in a CUDA graph, the steady zone alone in passes of 32 tokens. The text is this tree's own: its
+documents first, then its sources, in order of their paths.
 
     transformers_long.py --weights SmolLM2-135M-Instruct.Q4_1.gguf --out-folder results
 """
@@ -14,18 +16,19 @@ then its sources, in order of their paths.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 from own_daemons import ROOT, Need, check_host_memory, daemons, need_of
 
-EXAMPLE = ROOT / "client" / "python" / "examples" / "transformers_generate.py"
+EXAMPLES = ROOT / "client" / "python" / "examples"
 # Of SmolLM2-135M.
 LAYERS, KV_HEADS, HEAD_DIM = 30, 3, 64
 TRAINED_TOKENS, TRAINED_THETA = 8192, 100000.0
@@ -53,22 +56,45 @@ def main(argv: list[str] | None = None) -> int:
     if document is None:
         document = args.out_folder / "text.txt"
         about = write_text(document, CHARACTERS_PER_TOKEN_MAX * max(args.lengths))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # The daemon wants the cores, too.
+    sys.path.insert(0, str(EXAMPLES))
+    started = time.monotonic()
+    import transformers_generate as example
+
+    tokenizer, model = example.load(args.weights, args.dtype, args.device)
+    load_s = round(time.monotonic() - started, 1)
+    print(f"the model is loaded: {load_s} s", file=sys.stderr, flush=True)
     results, status = [], 0
     for length in args.lengths:
         need = _need(args, length)
         check_host_memory(need, f"--lengths {length}")
-        with daemons(need, args.backend, args.out_folder) as address:
-            result = run_length(args, length, document, address)
-        if result is None:
+        print(f"{time.strftime('%H:%M:%S')} {length} tokens", file=sys.stderr, flush=True)
+        started = time.monotonic()
+        try:
+            with daemons(need, args.backend, args.out_folder) as address:
+                asked = example.parse(_command(args, length, document, address))
+                result = example.run(asked, tokenizer, model)
+        except Exception:  # The other lengths are still to be had.
+            traceback.print_exc()
             status = 1
             continue
-        result |= {"commit": args.commit, "text": about}
+        result |= {
+            "kv_bytes_ratio": result["kv_bytes_device_wavekv"] / result["kv_bytes_device_exact"],
+            "rope_theta": asked.rope_theta, "dtype": args.dtype, "document": document.name,
+            "seconds": round(time.monotonic() - started, 1), "load_seconds": load_s,
+            "commit": args.commit, "text": about,
+        }  # fmt: skip
         path = args.out_folder / f"smollm2-{args.dtype}-{length}.json"
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         results.append(result)
+        gc.collect()  # What this length held is the next one's.
     print(" ".join(f"{title:>10}" for _, title in SHOWN))
     for result in results:
         print(" ".join(f"{_shown(result.get(name)):>10}" for name, _ in SHOWN))
+    for result in results:
+        print(f"\n{result['tokens_prefilled']} tokens, seconds (and {load_s} to load the model):")
+        for what, seconds in result["seconds_of"].items():
+            print(f"{seconds:10.1f} {what}")
     print(json.dumps(results))
     return status
 
@@ -96,51 +122,24 @@ def write_text(path: Path, characters: int) -> dict[str, Any]:
 
 
 def rope_theta(tokens: int) -> float:
-    """The base at which the slowest pair of `tokens` turns as far as in training; 0: as it is."""
-    if tokens <= TRAINED_TOKENS:
-        return 0.0
-    return round(TRAINED_THETA * (tokens / TRAINED_TOKENS) ** (HEAD_DIM / (HEAD_DIM - 2)))
+    """The base at which the slowest pair of `tokens` turns as far as in training; up to as many as
+    were trained, the model's own."""
+    scale = max(tokens / TRAINED_TOKENS, 1)
+    return round(TRAINED_THETA * scale ** (HEAD_DIM / (HEAD_DIM - 2)))
 
 
-def run_length(
-    args: argparse.Namespace, length: int, document: Path, address: str
-) -> dict[str, Any] | None:
-    """Runs the example with `length` tokens in all; None, with its words, if it failed."""
+def _command(args: argparse.Namespace, length: int, document: Path, address: str) -> list[str]:
+    """The example's command line for `length` tokens in all."""
     command = [
-        sys.executable, str(EXAMPLE), "--attention=compare", f"--address={address}",
-        f"--document={document}", f"--weights={args.weights}", f"--device={args.device}",
-        f"--dtype={args.dtype}", f"--rope-theta={rope_theta(length)}",
+        "--attention=compare", f"--address={address}", f"--document={document}",
+        f"--weights={args.weights}", f"--device={args.device}", f"--dtype={args.dtype}",
+        f"--rope-theta={args.rope_theta or rope_theta(length)}",
         f"--prefill-tokens={length - args.score_tokens - args.decode_tokens - 1}",
         f"--score-tokens={args.score_tokens}", f"--decode-tokens={args.decode_tokens}",
-        f"--cache-ratio={args.cache_ratio}", "--score-by-steps", "--json",
+        f"--cache-ratio={args.cache_ratio}", "--score-by-steps", "--steady-pass-tokens=32",
     ]  # fmt: skip
-    print(f"{time.strftime('%H:%M:%S')} {length} tokens", file=sys.stderr, flush=True)
-    started = time.monotonic()
-    log = args.out_folder / f"smollm2-{args.dtype}-{length}.log"
-    with open(log, "w", encoding="utf-8") as sink:
-        try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=sink, text=True, check=False,
-                timeout=args.timeout, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            print(f"{length} tokens: not done in {args.timeout} s, see {log}", file=sys.stderr)
-            return None
-    if done.returncode != 0:
-        words = log.read_text(encoding="utf-8")[-3000:]
-        print(f"{length} tokens: exit status {done.returncode}\n{words}", file=sys.stderr)
-        return None
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    result["document"] = document.name
-    result["kv_bytes_ratio"] = result["kv_bytes_device_wavekv"] / result["kv_bytes_device_exact"]
-    result |= {
-        "rope_theta": rope_theta(length) or TRAINED_THETA, "dtype": args.dtype,
-        "seconds": round(time.monotonic() - started, 1),
-    }  # fmt: skip
-    if args.device == "cuda" and not result["kv_bytes_device_wavekv"]:
-        print(f"{length} tokens: steps were not taken on the GPU, see {log}", file=sys.stderr)
-        return None
-    return result
+    # Fails where steps are not taken on the GPU.
+    return command + ["--graph"] * (args.device == "cuda")
 
 
 def _need(args: argparse.Namespace, tokens: int) -> Need:
@@ -169,7 +168,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16, float16; float32 on a CPU")
     parser.add_argument("--cache-ratio", type=float, default=0, help="of the block cache (0: 0.05)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it out")
-    parser.add_argument("--timeout", type=float, default=400, help="seconds for a length")
+    parser.add_argument("--rope-theta", type=float, default=0, help="in place of the rule's base")
     parser.add_argument("--commit", default="", help="is noted")
     args = parser.parse_args(argv)
     args.backend = "cuda" if args.device == "cuda" else "host"

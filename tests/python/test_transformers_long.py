@@ -33,7 +33,7 @@ def weights():
 def test_it_compares_each_length(tmp_path):
     done = subprocess.run(
         [sys.executable, BENCH, f"--weights={weights()}", f"--out-folder={tmp_path}", "--device=cpu",
-         "--dtype=float32", "--lengths=200", "--score-tokens=16", "--decode-tokens=4"],
+         "--dtype=float32", "--lengths=200", "--score-tokens=40", "--decode-tokens=4"],
         capture_output=True, text=True, check=False, timeout=600,
         env={**os.environ, "WAVEKV_BIN_DIR": str(BIN), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -41,9 +41,12 @@ def test_it_compares_each_length(tmp_path):
     (result,) = json.loads(done.stdout.splitlines()[-1])
     assert result == json.loads((tmp_path / "smollm2-float32-200.json").read_text())
     assert FIELDS <= set(result)
-    assert result["tokens_prefilled"] + 16 + 4 + 1 == 200
-    # 200 tokens are all attended exactly.
+    assert result["tokens_prefilled"] + 40 + 4 + 1 == 200
+    # 200 tokens are all attended exactly: they are the steady zone, several of them in a pass.
     assert result["next_token_agreement"] == 1
+    assert result["next_token_agreement_steady_only"] == 1
+    assert abs(result["perplexity_steady_only"] / result["perplexity_exact"] - 1) < 1e-3
+    assert {"exact: scoring by steps", "wavekv: prompt"} < set(result["seconds_of"])
     assert abs(result["perplexity_wavekv"] / result["perplexity_exact"] - 1) < 1e-3
     text = (tmp_path / "text.txt").read_bytes()
     assert result["text"]["sha256"] == hashlib.sha256(text).hexdigest()
@@ -54,6 +57,6 @@ def test_the_base_of_the_positions_grows_with_the_length(monkeypatch):
     monkeypatch.syspath_prepend(BENCH.parent)
     from transformers_long import rope_theta
 
-    assert rope_theta(8192) == 0  # As it is.
+    assert rope_theta(200) == rope_theta(8192) == 100000  # The model's own.
     # The slowest of 32 pairs turns theta^(-31/32) a token: as far over 16 times the tokens.
     assert 16 * rope_theta(131072) ** (-31 / 32) == pytest.approx(100000.0 ** (-31 / 32), rel=1e-4)

