@@ -220,7 +220,7 @@ def test_no_graph_is_captured_of_what_is_attended_here(address, model, device):
             pytest.fail("inside")
     small.generate(model, small.make_prompts(1, 42), cache, 2)
     with cache.capturing() as captured, torch.no_grad():
-        model(torch.tensor([[5]]), position_ids=torch.tensor([[42]]), past_key_values=cache)
+        model(torch.tensor([[5]]), position_ids=torch.tensor([[43]]), past_key_values=cache)
     assert captured.complete
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import torch_models as small  # noqa: E402
 import wavekv  # noqa: E402
 from resident_stand_in import device, state  # noqa: E402, F401
-from wavekv.transformers import WaveKVCache, resident  # noqa: E402
+from wavekv.transformers import WaveKVCache, resident, rows  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -51,26 +51,78 @@ def test_the_next_message_attaches_again(address, model, device):
     assert len(device.attached) == 1
 
 
-@pytest.mark.parametrize("change", ["crop", "fork", "reorder"])
+CHANGES = pytest.mark.parametrize("change", ["crop", "fork", "reorder", "several tokens"])
+
+
+def changed(model, cache, made, change, kept):
+    """Crops to `kept` columns after a change. Returns the cache, and prompts of one token more."""
+    if change == "fork":
+        cache = cache.fork()
+    elif change == "reorder":
+        cache.reorder_cache(torch.tensor([1, 0]))
+        made.sequences = made.sequences[[1, 0]]
+    elif change == "several tokens":
+        with torch.no_grad():
+            model(made.sequences[:, -3:], past_key_values=cache)
+    cache.crop(kept)
+    ones = torch.ones(2, kept + 1, dtype=torch.long)
+    return cache, small.Prompts(made.sequences[:, : kept + 1], ones)
+
+
+@CHANGES
 def test_a_change_of_the_rows_leaves_until_the_next_prompt(address, model, device, change):
     prompts = small.make_prompts(2, 40)
     cache = WaveKVCache(model.config, address)
     made = small.generate(model, prompts, cache, 6)
     assert len(device.attached) == 2
-    kept = 44
-    if change == "crop":
-        cache.crop(kept)
-    elif change == "fork":
-        cache = cache.fork()
-        cache.crop(kept)
-    else:
-        cache.reorder_cache(torch.tensor([0, 1]))
-        cache.crop(kept)
+    cache, again = changed(model, cache, made, change, kept=44)
     assert not device.attached
-    again = small.Prompts(made.sequences[:, : kept + 1], torch.ones(2, kept + 1, dtype=torch.long))
     made = small.generate(model, again, cache, 4)
     small.assert_same_logits(model, again, made)
     assert device.attachments == 2
+
+
+@CHANGES
+def test_tokens_that_follow_each_other_attach_again(address, model, device, change):
+    prompts = small.make_prompts(2, 40)
+    cache = WaveKVCache(model.config, address)
+    made = small.generate(model, prompts, cache, 6)
+    cache, again = changed(model, cache, made, change, kept=44)
+    made = small.generate(model, again, cache, rows.TOKENS_BEFORE_ATTACHING)
+    assert not device.attached
+    cache, again = changed(model, cache, made, "crop", kept=50)  # They begin to count anew.
+    made = small.generate(model, again, cache, rows.TOKENS_BEFORE_ATTACHING + 4)
+    small.assert_same_logits(model, again, made)
+    assert device.attachments == 4
+    assert device.tokens_begun == 5 + 4  # The first token of a generation is read, too.
+
+
+def test_an_order_that_changes_nothing_ends_nothing(address, model, device):
+    cache = WaveKVCache(model.config, address)
+    small.generate(model, small.make_prompts(2, 40), cache, 3)
+    cache.reorder_cache(torch.tensor([0, 1]))
+    assert len(device.attached) == 2
+
+
+def test_what_cannot_be_attached_again_is_no_error(address, model, device):
+    cache = WaveKVCache(model.config, address, resident=True)
+    made = small.generate(model, small.make_prompts(2, 40), cache, 6)
+    device.refuses = {3: wavekv.ResourceExhaustedError("others have its memory")}
+    cache, again = changed(model, cache, made, "crop", kept=44)
+    with pytest.warns(RuntimeWarning, match="others have its memory"):
+        made = small.generate(model, again, cache, rows.TOKENS_BEFORE_ATTACHING + 4)
+    small.assert_same_logits(model, again, made)
+    assert device.attachments == 3
+
+
+def test_what_was_refused_is_not_asked_for_again(address, model, device):
+    device.refuses = {1: wavekv.FailedPreconditionError("the wave buffer is host memory")}
+    with pytest.warns(RuntimeWarning, match="host memory"):
+        small.generate(
+            model, small.make_prompts(1, 30), WaveKVCache(model.config, address),
+            3 * rows.TOKENS_BEFORE_ATTACHING,
+        )  # fmt: skip
+    assert device.attachments == 1
 
 
 def test_beam_search_leaves_at_the_first_reordering(address, model, device):

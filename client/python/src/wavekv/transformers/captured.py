@@ -15,11 +15,11 @@ class CapturedPass:
     """A pass of one token a row that WaveKVCache.capturing() saw go into a CUDA graph.
 
     Passes of one token without the graph may come between replays. Passes of several tokens, crop,
-    reordering and fork take the rows off the GPU: after the next prompt, and a token without the
-    graph, it is good again. It ends with a reset, with close, and when rows are added or removed. A
-    graph that is replayed while the rows are not on the GPU attends over nothing. The object keeps
-    the cache, and what the graph's kernels read: destroy the graph first. For the thread that uses
-    the cache.
+    reordering and fork take the rows off the GPU: after the next prompt and a token without the
+    graph, or some tokens without it, it is good again. It ends with a reset, with close, and when rows
+    are added or removed. A graph that is replayed while the rows are not on the GPU attends over
+    nothing. The object keeps the cache, and what the graph's kernels read: destroy the graph first. For
+    the thread that uses the cache.
 
     Attributes:
       batch: that the graph's kernels work for.

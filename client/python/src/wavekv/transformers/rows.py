@@ -14,6 +14,10 @@ from wavekv.session import AttendItem, Sequence, Session
 from wavekv.transformers.resident import LostStepError, ResidentSteps, on_gpu, try_resident
 from wavekv.types import Attention, Budget, IndexOptions, ModelShape, StepCounters
 
+# Single tokens, one after the other, before rows that have left the GPU for anything else are attached
+# again: that copies the index and begins with an empty block cache, which a few steps do not pay for.
+TOKENS_BEFORE_ATTACHING = 16
+
 
 @dataclasses.dataclass(frozen=True)
 class RowOptions:
@@ -33,8 +37,9 @@ class Rows:
     A row's padding is not stored: column c of the batch is token position c - padding of the row.
 
     On a GPU the sequences are attached at the first single token after a prompt, and steps are
-    taken in the model's stream. Whatever else is asked of them ends that, until the next prompt: an
-    engine that forks or verifies several tokens all the time would do little but attach.
+    taken in the model's stream. Whatever else is asked of them ends that, until the next prompt or
+    until some single tokens have followed each other: an engine that forks or verifies several tokens
+    all the time would do little but attach.
     Errors of the daemon (WaveKVError) pass through; what it has stored then is not known.
 
     Attributes:
@@ -52,7 +57,9 @@ class Rows:
         self._resident: ResidentSteps | None = None
         # Of the last steps on the GPU, and of the next if a graph keeps it.
         self._batch: weakref.ref[Any] | None = None
-        self._may_attach = False
+        # Single tokens that come one after the other before they are attached; None: they are not.
+        self._attach_after: int | None = None
+        self._tokens_alone = 0  # That have come.
         self.counters = StepCounters()
 
     def __len__(self) -> int:
@@ -112,7 +119,7 @@ class Rows:
         for sequence in self._sequences:
             if sequence.token_count():
                 sequence.build_index()
-        self._may_attach = self._options.resident is not False
+        self._attach_after = None if self._options.resident is False else 0
 
     def step(
         self,
@@ -127,17 +134,8 @@ class Rows:
         queries [batch, query_heads, 1, dim], keys and values [batch, kv_heads, 1, dim]. Returns
         [batch, query_heads, 1, value_dim], float32 or, of a step on the GPU, the queries' dtype.
         """
-        if layer == 0 and self._may_attach and on_gpu(queries):
-            self._may_attach = False
-            self._resident = try_resident(
-                self._sequences, self._shape, self._options.max_tokens,
-                self._batch and self._batch(),
-                budgets=(self._options.index and self._options.index.budget, budget),
-                deadline=self._options.deadline, cache_ratio=self._options.cache_ratio,
-                required=self._options.resident is True,
-            )  # fmt: skip
-            if self._resident is not None:
-                self._batch = weakref.ref(self._resident.batch)
+        if layer == 0 and self._resident is None and on_gpu(queries):
+            self._attach_if_due(budget)
         if self._resident is not None:
             if layer == 0:
                 self._resident.reserve()
@@ -225,7 +223,8 @@ class Rows:
             sequence.fork() if sequence.token_count() else self._create()
             for sequence in self._sequences
         ]
-        copy._resident, copy._batch, copy._may_attach = None, None, False
+        copy._resident, copy._batch = None, None
+        copy._attach_after, copy._tokens_alone = self._attach_after, 0
         copy.counters = StepCounters()
         return copy
 
@@ -247,9 +246,31 @@ class Rows:
         if lost is not None:
             raise lost
 
+    def _attach_if_due(self, budget: Budget | None) -> None:
+        """Before a single token: attaches the rows if enough of them have followed each other."""
+        if self._attach_after is None:
+            return
+        if self._tokens_alone < self._attach_after:
+            self._tokens_alone += 1
+            return
+        self._resident = try_resident(
+            self._sequences, self._shape, self._options.max_tokens,
+            self._batch and self._batch(),
+            budgets=(self._options.index and self._options.index.budget, budget),
+            deadline=self._options.deadline, cache_ratio=self._options.cache_ratio,
+            # Refused at the first step, if at all, and not in the middle of a generation.
+            required=self._options.resident is True and not self._attach_after,
+        )  # fmt: skip
+        if self._resident is None:
+            self._attach_after = None  # Nor will they be another time.
+        else:
+            self._batch = weakref.ref(self._resident.batch)
+
     def _leave(self) -> None:
+        self._tokens_alone = 0
         resident, self._resident = self._resident, None
         if resident is not None:
+            self._attach_after = TOKENS_BEFORE_ATTACHING
             resident.leave()
 
     def _create(self) -> Sequence:

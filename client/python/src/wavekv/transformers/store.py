@@ -20,7 +20,7 @@ from wavekv.transformers.kept import KeptStates, States
 from wavekv.transformers.masks import first_columns
 from wavekv.transformers.models import UnsupportedModelError, dtype_name
 from wavekv.transformers.resident import LostStepError
-from wavekv.transformers.rows import RowOptions, Rows
+from wavekv.transformers.rows import TOKENS_BEFORE_ATTACHING, RowOptions, Rows
 from wavekv.types import Budget, ModelShape
 
 
@@ -173,6 +173,8 @@ class Store:
     def select(self, sources: list[int]) -> None:
         """Makes row i of the batch what row sources[i] was."""
         self._refuse_in_capture("reordering the batch")
+        if sources == list(range(self.batch)):
+            return
         for kept in self._here or ():
             kept.select(sources)
         self._tell("reordering the batch", lambda rows: rows.select(sources))
@@ -245,7 +247,8 @@ class Store:
         if steps is None:
             raise FailedPreconditionError(
                 "steps are not on the GPU any more: a pass of several tokens, crop, reordering, fork "
-                "and reset end them. The next prompt, and a token without a graph after it, bring them back"
+                "and reset end them. The next prompt and a token without a graph after it bring them "
+                f"back, or {TOKENS_BEFORE_ATTACHING + 1} tokens without a graph"
             )
         if steps.batch is not captured.batch:
             raise FailedPreconditionError(
