@@ -148,6 +148,7 @@ def _compare(
             model.config, address, max_tokens=_max_tokens(args), dtype=torch.bfloat16,
             resident=True if args.device == "cuda" else None, cache_ratio=args.cache_ratio,
             budget=budget, deadline=60, build_deadline=1200, label="transformers_speed",
+            full_attention="never",
         )  # fmt: skip
         with contextlib.closing(cache):  # Before its daemon goes, whatever happens.
             row["wavekv"], found = wavekv_side(decoding(), cache, args.chunk, asked)
