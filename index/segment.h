@@ -48,6 +48,7 @@ struct SegmentHead {
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   DType payload_dtype = DType::kBF16;
+  bool given_labels = false;  // Clustered by ClusterInput::labels.
 
   // In the block pool; kept alive by payload_owner.
   const std::byte* keys = nullptr;    // [token_count, key_dim] payload_dtype

@@ -9,6 +9,10 @@
 
 namespace wavekv {
 
+uint32_t ClusterCountFor(uint32_t token_count, uint32_t tokens_per_cluster) {
+  return (token_count + tokens_per_cluster - 1) / tokens_per_cluster;
+}
+
 void MergePartial(const PartialAttention& b, PartialAttention* a) {
   WAVEKV_CHECK(a->lse.size() == b.lse.size() && a->out.size() == b.out.size(),
                "partial attentions of one shape");

@@ -64,6 +64,9 @@ struct ClusterOptions {
   std::function<void()> pause;
 };
 
+// How many clusters k-means looks for in a segment.
+uint32_t ClusterCountFor(uint32_t token_count, uint32_t tokens_per_cluster);
+
 // One head's tokens of a segment in order of position.
 struct ClusterInput {
   uint64_t first_position = 0;
@@ -73,6 +76,10 @@ struct ClusterInput {
   DType dtype = DType::kBF16;
   const std::byte* keys = nullptr;    // [token_count, key_dim], finite
   const std::byte* values = nullptr;  // [token_count, value_dim], finite
+  // [token_count] each token's cluster, in place of k-means
+  // (docs/decisions/016-index-built-on-the-gpu.md); empty: clustered here. Any numbers do: they
+  // decide how good the clusters are, and nothing else.
+  std::span<const uint16_t> labels;
 };
 
 // Thread-safe: every verb may be called from several threads at once. No verb keeps a reference

@@ -87,6 +87,7 @@ SegmentHead LayOutRows(const ClusterInput& input, const std::vector<ClusterMembe
   head.key_dim = input.key_dim;
   head.value_dim = input.value_dim;
   head.payload_dtype = input.dtype;
+  head.given_labels = !input.labels.empty();
   head.first_row.push_back(0);
   head.first_block.push_back(0);
   head.row_to_offset.reserve(input.token_count);
@@ -114,7 +115,7 @@ absl::StatusOr<SegmentHead> ClusterSegmentOnCpu(const simd::Kernels& kernels,
   std::vector<float> keys(size_t{input.token_count} * input.key_dim);
   kernels.to_float(input.dtype, input.keys, keys.size(), keys.data());
   const std::vector<ClusterMembers> clusters =
-      PartitionKeys(kernels, keys, input.token_count, input.key_dim, options);
+      PartitionKeys(kernels, keys, input.token_count, input.key_dim, options, input.labels);
   if (options.pause) options.pause();
   return SummariseClusters(kernels, input, clusters, options.sketch, keys_out, values_out);
 }

@@ -11,20 +11,29 @@
 namespace wavekv {
 namespace {
 
+// The tokens of each label, below `count`; a label of no token is left out.
+template <typename Label>
+std::vector<ClusterMembers> MembersOf(std::span<const Label> labels, uint32_t count) {
+  std::vector<ClusterMembers> clusters(count);
+  for (uint32_t i = 0; i < labels.size(); ++i) clusters[labels[i]].push_back(i);
+  std::erase_if(clusters, [](const ClusterMembers& members) { return members.empty(); });
+  return clusters;
+}
+
 std::vector<ClusterMembers> RunKMeans(const simd::Kernels& kernels, std::span<const float> points,
                                       uint32_t token_count, uint32_t dim,
                                       const ClusterOptions& options) {
-  const uint32_t per_cluster = std::max(1u, options.tokens_per_cluster);
-  const uint32_t count = (token_count + per_cluster - 1) / per_cluster;
+  const uint32_t count = ClusterCountFor(token_count, std::max(1u, options.tokens_per_cluster));
   const std::vector<float> initial = EvenlySpaced(points, token_count, dim, count);
   const std::vector<uint32_t> labels =
       SphericalKMeans(kernels,
                       {points, initial, token_count, count, dim, options.iterations, options.pause})
           .labels;
-  std::vector<ClusterMembers> clusters(count);
-  for (uint32_t i = 0; i < token_count; ++i) clusters[labels[i]].push_back(i);
-  std::erase_if(clusters, [](const ClusterMembers& members) { return members.empty(); });
-  return clusters;
+  return MembersOf(std::span<const uint32_t>(labels), count);
+}
+
+std::vector<ClusterMembers> TakeLabels(std::span<const uint16_t> labels) {
+  return MembersOf(labels, uint32_t{*std::max_element(labels.begin(), labels.end())} + 1);
 }
 
 }  // namespace
@@ -66,10 +75,13 @@ std::vector<float> EvenlySpaced(std::span<const float> points, uint32_t token_co
 
 std::vector<ClusterMembers> PartitionKeys(const simd::Kernels& kernels, std::span<const float> keys,
                                           uint32_t token_count, uint32_t dim,
-                                          const ClusterOptions& options) {
+                                          const ClusterOptions& options,
+                                          std::span<const uint16_t> labels) {
   WAVEKV_CHECK(token_count > 0 && keys.size() == size_t{token_count} * dim, "keys shape");
+  WAVEKV_CHECK(labels.empty() || labels.size() == token_count, "a label for each token, or none");
   const std::vector<float> points = CentreKeys(keys, token_count, dim);
-  std::vector<ClusterMembers> found = RunKMeans(kernels, points, token_count, dim, options);
+  std::vector<ClusterMembers> found =
+      labels.empty() ? RunKMeans(kernels, points, token_count, dim, options) : TakeLabels(labels);
   std::vector<ClusterMembers> clusters;
   for (ClusterMembers& members : found) {
     for (ClusterMembers& part : SplitCluster(points, dim, std::move(members), kClusterTokensMax)) {

@@ -11,6 +11,7 @@
 
 #include "index/backend/cpu_backend.h"
 #include "index/cluster/far_keys.h"
+#include "index/cluster/partition.h"
 #include "index/cluster/split.h"
 #include "tests/index/oracle.h"
 
@@ -237,6 +238,119 @@ TEST(ClusterSegment, IdenticalKeysFillTheirClusters) {
   EXPECT_EQ(built.head.cluster_count, 4096 / kClusterTokensMax);
   EXPECT_THAT(built.head.sizes, testing::Each(kClusterTokensMax));
   EXPECT_THAT(built.head.row_to_offset[5000 % 4096], testing::Eq(5000 % 4096));
+}
+
+// Labels decide how good the clusters are; that the index is valid, nobody decides.
+TEST(GivenLabels, AnyGiveAValidIndex) {
+  struct Row {
+    const char* name;
+    std::function<uint16_t(std::mt19937_64&, uint32_t)> label;
+  };
+  auto backend = CreateCpuBackend();
+  auto random = NewRandom(32);
+  for (const Row& row : std::vector<Row>{
+           {"all alike", [](auto&, uint32_t) { return 0; }},
+           {"all alike, and the highest", [](auto&, uint32_t) { return 65535; }},
+           {"one each", [](auto&, uint32_t i) { return i; }},
+           {"with holes", [](auto&, uint32_t i) { return i % 7 * 1000; }},
+           {"random", [](auto&r, uint32_t) { return r() % 128; }},
+           {"one stranger", [](auto&, uint32_t i) { return i == 999; }},
+       }) {
+    for (const uint32_t tokens : {1u, 17u, 1021u}) {
+      SCOPED_TRACE(std::string(row.name) + " " + std::to_string(tokens));
+      std::vector<uint16_t> labels;
+      for (uint32_t i = 0; i < tokens; ++i) labels.push_back(row.label(random, i));
+      for (const MakeKeys& make : {MakeKeys(Plain), MakeKeys(Identical), MakeKeys(Skewed)}) {
+        const StoredRows keys = test::Store(DType::kBF16, 64, make(random, tokens, 64));
+        const StoredRows values =
+            test::Store(DType::kBF16, 48, Gaussian(random, size_t{tokens} * 48));
+        const BuiltSegment built = test::Build(*backend, keys, values, 4096, {}, labels);
+        ExpectValid(built, keys, values);
+        EXPECT_TRUE(built.head.given_labels);
+      }
+    }
+  }
+}
+
+// Labels of tokens [tokens, dim] as plain iterations find them, all of them over all centroids, and
+// none given a new place: the method of the GPU's kernel.
+std::vector<uint16_t> PlainIterations(std::span<const float> points, uint32_t tokens, uint32_t dim,
+                                      uint32_t clusters, uint32_t iterations) {
+  std::vector<float> centroids = EvenlySpaced(points, tokens, dim, clusters);
+  std::vector<uint16_t> labels(tokens);
+  for (uint32_t iteration = 0; iteration < iterations; ++iteration) {
+    if (iteration > 0) {
+      std::vector<float> sums(centroids.size());
+      std::vector<bool> used(clusters);
+      for (uint32_t i = 0; i < tokens; ++i) {
+        used[labels[i]] = true;
+        for (uint32_t j = 0; j < dim; ++j) sums[labels[i] * dim + j] += points[i * dim + j];
+      }
+      for (uint32_t c = 0; c < clusters; ++c) {
+        if (used[c]) std::copy_n(&sums[c * dim], dim, &centroids[c * dim]);
+      }
+    }
+    for (uint32_t c = 0; c < clusters; ++c) {
+      float squares = 0;
+      for (uint32_t j = 0; j < dim; ++j) squares += centroids[c * dim + j] * centroids[c * dim + j];
+      for (uint32_t j = 0; j < dim && squares > 0; ++j)
+        centroids[c * dim + j] /= std::sqrt(squares);
+    }
+    for (uint32_t i = 0; i < tokens; ++i) {
+      float best = -HUGE_VALF;
+      for (uint32_t c = 0; c < clusters; ++c) {
+        float dot = 0;
+        for (uint32_t j = 0; j < dim; ++j) dot += points[i * dim + j] * centroids[c * dim + j];
+        if (dot > best) {
+          best = dot;
+          labels[i] = static_cast<uint16_t>(c);
+        }
+      }
+    }
+  }
+  return labels;
+}
+
+// Mean cosine of the centred keys with the direction of their cluster's sum.
+double MeanCosine(std::span<const float> points, uint32_t dim,
+                  const std::vector<ClusterMembers>& clusters) {
+  double total = 0, count = 0;
+  for (const ClusterMembers& members : clusters) {
+    std::vector<double> sum(dim);
+    for (const uint32_t m : members) {
+      for (uint32_t j = 0; j < dim; ++j) sum[j] += points[size_t{m} * dim + j];
+    }
+    for (const uint32_t m : members) {
+      double dot = 0, key = 0, mean = 0;
+      for (uint32_t j = 0; j < dim; ++j) {
+        const double x = points[size_t{m} * dim + j];
+        dot += x * sum[j];
+        key += x * x;
+        mean += sum[j] * sum[j];
+      }
+      total += key > 0 && mean > 0 ? dot / std::sqrt(key * mean) : 1;
+      count += 1;
+    }
+  }
+  return total / count;
+}
+
+// What the GPU's labels lead to, beside what k-means here does: a requirement, not an observation.
+TEST(GivenLabels, ThoseOfPlainIterationsAreAsGood) {
+  const simd::Kernels& kernels = simd::ActiveKernels();
+  auto random = NewRandom(33);
+  constexpr uint32_t kTokens = 2048, kDim = 64;
+  for (const MakeKeys& make : {MakeKeys(Plain), MakeKeys(Topics), MakeKeys(Skewed)}) {
+    const std::vector<float> keys = make(random, kTokens, kDim);
+    const std::vector<float> points = CentreKeys(keys, kTokens, kDim);
+    const std::vector<uint16_t> labels =
+        PlainIterations(points, kTokens, kDim, ClusterCountFor(kTokens, 16), 10);
+    const double own = MeanCosine(points, kDim, PartitionKeys(kernels, keys, kTokens, kDim, {}));
+    const double given =
+        MeanCosine(points, kDim, PartitionKeys(kernels, keys, kTokens, kDim, {}, labels));
+    EXPECT_GE(given, 0.998 * own) << given << " " << own;
+    std::printf("mean cosine: given %.5f, own %.5f, ratio %.5f\n", given, own, given / own);
+  }
 }
 
 bool SameBits(const BuiltSegment& a, const BuiltSegment& b) {

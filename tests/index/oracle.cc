@@ -107,7 +107,8 @@ double RelativeError(std::span<const float> a, std::span<const double> b) {
 }
 
 BuiltSegment Build(ComputeBackend& backend, const StoredRows& keys, const StoredRows& values,
-                   uint64_t first_position, const ClusterOptions& options) {
+                   uint64_t first_position, const ClusterOptions& options,
+                   std::span<const uint16_t> labels) {
   BuiltSegment built;
   built.keys.resize(keys.bytes.size());
   built.values.resize(values.bytes.size());
@@ -119,6 +120,7 @@ BuiltSegment Build(ComputeBackend& backend, const StoredRows& keys, const Stored
   input.dtype = keys.dtype;
   input.keys = keys.bytes.data();
   input.values = values.bytes.data();
+  input.labels = labels;
   absl::StatusOr<SegmentHead> head =
       backend.ClusterSegment(input, options, built.keys.data(), built.values.data());
   if (!head.ok()) {

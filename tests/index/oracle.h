@@ -67,6 +67,7 @@ struct BuiltSegment {
 };
 // Fails the test when the backend refuses.
 BuiltSegment Build(ComputeBackend& backend, const StoredRows& keys, const StoredRows& values,
-                   uint64_t first_position = 0, const ClusterOptions& options = {});
+                   uint64_t first_position = 0, const ClusterOptions& options = {},
+                   std::span<const uint16_t> labels = {});
 
 }  // namespace wavekv::test
