@@ -6,9 +6,9 @@
 
 namespace wavekv {
 
-void BuildQueue::Push(const TokenRange& range) {
+void BuildQueue::Push(const TokenRange& range, std::shared_ptr<const SegmentLabels> labels) {
   while (!waiting_.empty() && waiting_.back()->range.begin >= range.begin) waiting_.pop_back();
-  waiting_.push_back(std::make_shared<BuildJob>(range, ++last_ticket_));
+  waiting_.push_back(std::make_shared<BuildJob>(range, ++last_ticket_, std::move(labels)));
 }
 
 std::shared_ptr<BuildJob> BuildQueue::Start() {
@@ -26,9 +26,7 @@ void BuildQueue::Finish(bool again) {
 }
 
 void BuildQueue::Truncate(uint64_t token_count) {
-  const auto stays = [&](const BuildJob& job) {
-    return job.range.end + kLocalTokens <= token_count;
-  };
+  const auto stays = [&](const BuildJob& job) { return StaysWith(job.range, token_count); };
   while (!waiting_.empty() && !stays(*waiting_.back())) waiting_.pop_back();
   if (running_ != nullptr && !stays(*running_)) running_->cancelled = true;
 }
@@ -37,6 +35,17 @@ PlannedRanges BuildQueue::Planned(PlannedRanges published) const {
   if (running_ != nullptr && !running_->cancelled) ApplyCut(running_->range, &published);
   for (const auto& job : waiting_) ApplyCut(job->range, &published);
   return published;
+}
+
+std::vector<std::shared_ptr<const SegmentLabels>> BuildQueue::Labels() const {
+  std::vector<std::shared_ptr<const SegmentLabels>> labels;
+  if (running_ != nullptr && !running_->cancelled && running_->labels != nullptr) {
+    labels.push_back(running_->labels);
+  }
+  for (const auto& job : waiting_) {
+    if (job->labels != nullptr) labels.push_back(job->labels);
+  }
+  return labels;
 }
 
 bool BuildQueue::DoneUpTo(uint64_t ticket) const {

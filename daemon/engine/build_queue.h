@@ -5,17 +5,23 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "daemon/engine/cut_plan.h"
+#include "daemon/engine/segment_labels.h"
 
 namespace wavekv {
 
 // One segment to cluster. `cancelled` is set when its tokens are truncated or dropped.
 struct BuildJob {
-  BuildJob(TokenRange job_range, uint64_t job_ticket) : range(job_range), ticket(job_ticket) {}
+  BuildJob(TokenRange job_range, uint64_t job_ticket,
+           std::shared_ptr<const SegmentLabels> job_labels)
+      : range(job_range), ticket(job_ticket), labels(std::move(job_labels)) {}
 
   const TokenRange range;
-  const uint64_t ticket;  // Ascending within a layer.
+  const uint64_t ticket;                              // Ascending within a layer.
+  const std::shared_ptr<const SegmentLabels> labels;  // Of this range; null: by k-means.
   std::atomic<bool> cancelled = false;
 };
 
@@ -23,7 +29,7 @@ struct BuildJob {
 class BuildQueue {
  public:
   // Adds a job; those waiting that it covers are forgotten.
-  void Push(const TokenRange& range);
+  void Push(const TokenRange& range, std::shared_ptr<const SegmentLabels> labels = nullptr);
   // The next job, now running, or null when there is none or one runs.
   std::shared_ptr<BuildJob> Start();
   // The running job is over: done, given up, or, with `again`, the next to start once more.
@@ -33,6 +39,8 @@ class BuildQueue {
 
   // `published` and what the jobs will make of it.
   PlannedRanges Planned(PlannedRanges published) const;
+  // The labels of those jobs that have some.
+  std::vector<std::shared_ptr<const SegmentLabels>> Labels() const;
   bool idle() const { return running_ == nullptr && waiting_.empty(); }
   bool running() const { return running_ != nullptr; }
   uint64_t last_ticket() const { return last_ticket_; }

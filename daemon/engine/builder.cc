@@ -128,16 +128,23 @@ absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
           std::memcpy(values.data() + row * shape.value_bytes(), value, shape.value_bytes());
         });
     std::byte* const keys_out = memory.base + head * (keys_bytes + values_bytes);
-    const ClusterInput input = {range.begin,   static_cast<uint32_t>(range.size()),
-                                shape.key_dim, shape.value_dim,
-                                shape.dtype,   keys.data(),
-                                values.data()};
+    ClusterInput input = {range.begin,   static_cast<uint32_t>(range.size()),
+                          shape.key_dim, shape.value_dim,
+                          shape.dtype,   keys.data(),
+                          values.data(), {}};
+    if (job.labels != nullptr) input.labels = job.labels->head(head);
     WAVEKV_ASSIGN_OR_RETURN(
         SegmentHead clustered,
         backend_->ClusterSegment(input, options, keys_out, keys_out + keys_bytes));
     clustered.uid = next_uid_.fetch_add(1);
     clustered.payload_owner = memory.owner;
     heads.push_back(std::move(clustered));
+  }
+  if (job.labels != nullptr) {
+    job.labels->NoteUsed();
+    counters_->segments_given.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    counters_->segments_own.fetch_add(1, std::memory_order_relaxed);
   }
   return std::make_shared<const Segment>(range, std::move(heads),
                                          shape.kv_head_count * (keys_bytes + values_bytes), gauge_);

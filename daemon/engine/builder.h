@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/engine/layer_version.h"
+#include "daemon/engine/segment_labels.h"
 #include "daemon/engine/sequence.h"
 #include "daemon/engine/step_priority.h"
 #include "index/backend/compute_backend.h"
@@ -38,6 +39,7 @@ class Builder {
   bool WaitForDropped(int64_t timeout_ms);
 
   uint64_t queue_size() const { return pool_.queue_size(); }
+  const std::shared_ptr<BuildCounters>& counters() const { return counters_; }
 
  private:
   void RunLayer(const std::shared_ptr<Sequence>& sequence, uint32_t layer);
@@ -54,6 +56,7 @@ class Builder {
   ComputeBackend* const backend_;
   StepPriority* const steps_;
   const IndexGauge gauge_;
+  const std::shared_ptr<BuildCounters> counters_ = std::make_shared<BuildCounters>();
   std::atomic<uint64_t> next_uid_ = 1;
   std::atomic<bool> stopping_ = false;
   Mutex mutex_;

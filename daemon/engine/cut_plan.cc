@@ -67,9 +67,22 @@ std::vector<TokenRange> CutsForBuild(const CutRules& rules, std::span<const Toke
   return cuts;
 }
 
+bool StaysWith(const TokenRange& range, uint64_t token_count) {
+  return range.end + kLocalTokens <= token_count;
+}
+
+bool MayBeCut(const CutRules& rules, const TokenRange& range) {
+  if (range.begin < kSinkTokens || range.begin >= range.end) return false;
+  // The first stretch is shorter by the sink.
+  const uint64_t size_min =
+      std::min(rules.small_segment_tokens, rules.segment_tokens - kSinkTokens);
+  return range.size() >= size_min &&
+         range.begin / rules.segment_tokens == (range.end - 1) / rules.segment_tokens;
+}
+
 size_t RangesKept(std::span<const TokenRange> planned, uint64_t token_count) {
   size_t kept = 0;
-  while (kept < planned.size() && planned[kept].end + kLocalTokens <= token_count) ++kept;
+  while (kept < planned.size() && StaysWith(planned[kept], token_count)) ++kept;
   return kept;
 }
 

@@ -50,6 +50,13 @@ std::vector<TokenRange> CutsAfterAppend(const CutRules& rules, bool decoding,
 std::vector<TokenRange> CutsForBuild(const CutRules& rules, std::span<const TokenRange> planned,
                                      uint64_t token_count);
 
+// Whether a segment of this range stays when only token_count tokens do.
+bool StaysWith(const TokenRange& range, uint64_t token_count);
+
+// Whether there are token counts at which the range is cut. False for any range that crosses a
+// stretch boundary, begins before kSinkTokens, or is shorter than every segment.
+bool MayBeCut(const CutRules& rules, const TokenRange& range);
+
 // How many of the ranges, from the front, stay when only token_count tokens do.
 size_t RangesKept(std::span<const TokenRange> planned, uint64_t token_count);
 

@@ -31,6 +31,7 @@ SegmentStatus DescribeSegment(const SegmentHead& head, const ModelShape& shape, 
   status.layer = layer;
   status.kv_head = kv_head;
   status.cluster_count = head.cluster_count;
+  status.given_labels = head.given_labels;
   status.index_bytes = head.index_bytes();
   status.payload_bytes = head.token_count * (shape.key_bytes() + shape.value_bytes());
   for (uint32_t cluster = 0; cluster < head.cluster_count; ++cluster) {

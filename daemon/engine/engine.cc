@@ -199,6 +199,28 @@ absl::StatusOr<BuildProgress> Engine::BuildIndex(
   return found->BuildIndex(sequence.generation, progress);
 }
 
+absl::StatusOr<IndexPlan> Engine::PlanIndex(const TenantId& tenant, SequenceRef sequence,
+                                            uint32_t layer, uint64_t token_count) const {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
+  WAVEKV_RETURN_IF_ERROR(ValidateLayer(found->shape(), layer));
+  return found->PlanIndex(sequence.generation, layer, token_count);
+}
+
+absl::StatusOr<LabelOutcome> Engine::GiveLabels(const TenantId& tenant, SequenceRef sequence,
+                                                uint32_t layer,
+                                                std::span<const LabelRange> segments) {
+  WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
+  WAVEKV_RETURN_IF_ERROR(ValidateLayer(found->shape(), layer));
+  std::vector<std::shared_ptr<const SegmentLabels>> labels;
+  for (const LabelRange& segment : segments) {
+    WAVEKV_ASSIGN_OR_RETURN(std::vector<uint16_t> read, ReadLabels(found->spec(), segment));
+    labels.push_back(std::make_shared<const SegmentLabels>(
+        TokenRange{segment.first_position, segment.first_position + segment.token_count},
+        std::move(read), impl_->builder.counters()));
+  }
+  return found->GiveLabels(sequence.generation, layer, std::move(labels));
+}
+
 absl::StatusOr<QueryOutcome> Engine::Query(const TenantId& tenant, const LayerQuery& query,
                                            const QueryOptions& options) {
   const StepPriority::Step step(&impl_->steps);
@@ -310,6 +332,8 @@ EngineStats Engine::Stats() const {
   stats.index_bytes = impl_->index_gauge->load();
   stats.build_queue = impl_->builder.queue_size();
   stats.builds_paused = impl_->steps.paused_count();
+  const BuildCounters& builds = *impl_->builder.counters();
+  stats.builds = {builds.segments_own, builds.segments_given, builds.labels_unused};
   stats.recordings = impl_->recordings.count();
   stats.recording_queued_bytes = impl_->recordings.queued_bytes();
   stats.residents = impl_->residents.Stats();

@@ -46,6 +46,13 @@ struct EngineOptions {
   const Clock* clock = nullptr;  // Outlives the engine; null: RealClock().
 };
 
+// Since start.
+struct BuildStats {
+  uint64_t segments_own = 0;    // Segments built by the daemon's k-means
+  uint64_t segments_given = 0;  // or from given labels.
+  uint64_t labels_unused = 0;   // Labels of segments that none was built from.
+};
+
 struct EngineStats {
   PoolUsage pool;
   std::vector<TenantUsage> tenants;
@@ -54,6 +61,7 @@ struct EngineStats {
   StepCounters counters;  // Since start.
   uint64_t build_queue = 0;
   uint64_t builds_paused = 0;  // Threads that wait for steps to end.
+  BuildStats builds;
   uint32_t recordings = 0;
   uint64_t recording_queued_bytes = 0;  // Of all of them.
   ResidentStats residents;
@@ -99,6 +107,17 @@ class Engine {
   absl::StatusOr<BuildProgress> BuildIndex(
       const TenantId& tenant, SequenceRef sequence,
       const std::function<bool(const BuildProgress&)>& progress);
+
+  // Where the index of a layer will be cut once it holds token_count tokens (0: those it holds) and
+  // BuildIndex has come, as far as it is not planned yet. InvalidArgument: it holds more, or cannot
+  // hold as many.
+  absl::StatusOr<IndexPlan> PlanIndex(const TenantId& tenant, SequenceRef sequence, uint32_t layer,
+                                      uint64_t token_count) const;
+  // Labels in place of k-means, for cuts of exactly their ranges that are not planned yet; of other
+  // ranges they are not kept. InvalidArgument, and nothing changes: one of them has another length
+  // than KV heads times tokens, a label that is no cluster, or positions beyond max_tokens.
+  absl::StatusOr<LabelOutcome> GiveLabels(const TenantId& tenant, SequenceRef sequence,
+                                          uint32_t layer, std::span<const LabelRange> segments);
 
   // Ranks the clusters for the layer's query heads, plans the zones and, where the sequence has a
   // wave buffer, stages the rows of the steady and retrieval zones there. What does not fit is

@@ -199,6 +199,7 @@ Sequence::Remains Sequence::EndLocked() {
     layer.builds.Truncate(0);
     remains.contents.push_back(std::exchange(layer.content, LayerContent()));
     remains.versions.push_back(std::exchange(layer.version, EmptyVersion()));
+    remains.labels.push_back(std::exchange(layer.labels, HeldLabels()));
     layer.last_queries = QueryVectors();
   }
   build_changed_.NotifyAll();

@@ -15,6 +15,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/layer_content.h"
 #include "daemon/engine/layer_snapshot.h"
+#include "daemon/engine/segment_labels.h"
 #include "daemon/engine/sequence_memory.h"
 #include "daemon/engine/tensor_rows.h"
 #include "daemon/engine/types.h"
@@ -48,6 +49,8 @@ struct ForkSource {
   bool decoding = false;
   std::vector<LayerSnapshot> layers;
   std::vector<PlannedRanges> planned;  // [layers] its segments, and those it has queued.
+  std::vector<std::vector<std::shared_ptr<const SegmentLabels>>> queued;  // [layers] Of the latter.
+  std::vector<HeldLabels> held;                                           // [layers]
 };
 
 // How an append may lie relative to the tokens that are there.
@@ -102,6 +105,13 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // comes between, the job's own error when it failed.
   absl::StatusOr<BuildProgress> BuildIndex(
       Generation generation, const std::function<bool(const BuildProgress&)>& progress);
+  // Where the index is cut once the layer holds token_count tokens (0: those it holds) and was
+  // built, as far as it is not planned yet. InvalidArgument: it holds more, or cannot hold as many.
+  absl::StatusOr<IndexPlan> PlanIndex(Generation wanted, uint32_t layer,
+                                      uint64_t token_count) const;
+  // Keeps those labels that a cut may fit; returns how many. They are of this sequence's shape.
+  absl::StatusOr<LabelOutcome> GiveLabels(Generation generation, uint32_t layer,
+                                          std::vector<std::shared_ptr<const SegmentLabels>> labels);
   // The next job of the layer; without one, the layer is no longer scheduled.
   absl::StatusOr<StartedJob> StartJob(uint32_t layer);
   // Publishes the segment, or notes why there is none. Returns whether the layer has more jobs; if
@@ -152,6 +162,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     LayerContent content;
     std::shared_ptr<const LayerVersion> version;
     BuildQueue builds;
+    HeldLabels labels;          // Of cuts that are not planned yet.
     bool scheduled = false;     // In the builder's hands.
     absl::Status build_status;  // Why the last job failed.
     QueryVectors last_queries;
@@ -162,6 +173,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   struct Remains {
     std::vector<LayerContent> contents;
     std::vector<std::shared_ptr<const LayerVersion>> versions;
+    std::vector<HeldLabels> labels;
   };
 
   absl::Status CheckAlive(Generation wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -181,6 +193,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Writes what each layer does not have yet to its new content, which nobody sees.
   absl::Status WriteBatch(const RowBatch& batch, std::span<const LayerSnapshot> before,
                           std::span<const LayerContent> contents, ThreadPool* pool) const;
+  // Queues a cut, with the labels that are held for it.
+  static void PushCut(Layer& state, const TokenRange& range);
   // Queues what the rules cut at the layer's token count.
   void PlanAfterAppendLocked(uint32_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishLocked(uint32_t layer, SegmentList segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

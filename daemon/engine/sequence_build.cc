@@ -17,13 +17,17 @@ constexpr std::chrono::milliseconds kProgressInterval(100);
 
 }  // namespace
 
+void Sequence::PushCut(Layer& state, const TokenRange& range) {
+  state.builds.Push(range, state.labels.Take(range));
+}
+
 void Sequence::PlanAfterAppendLocked(uint32_t layer) {
   if (dense_[layer] || ended_) return;
   Layer& state = layers_[layer];
   const PlannedRanges planned = state.builds.Planned(state.version->Ranges());
   for (const TokenRange& range :
        CutsAfterAppend(rules_, decoding_, planned, state.content.token_count)) {
-    state.builds.Push(range);
+    PushCut(state, range);
     state.build_status = absl::OkStatus();
   }
 }
@@ -53,6 +57,47 @@ void Sequence::Unschedule(uint32_t layer, const absl::Status& why) {
   layers_[layer].scheduled = false;
   layers_[layer].build_status = why;
   build_changed_.NotifyAll();
+}
+
+absl::StatusOr<IndexPlan> Sequence::PlanIndex(Generation wanted, uint32_t layer,
+                                              uint64_t token_count) const {
+  MutexLock lock(&mutex_);
+  WAVEKV_RETURN_IF_ERROR(CheckAlive(wanted));
+  const Layer& state = layers_[layer];
+  const uint64_t held = state.content.token_count;
+  const uint64_t asked = token_count == 0 ? held : token_count;
+  if (asked < held || asked > spec().max_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sequence ", id().value(), ", layer ", layer, ": token_count is ", asked, ", expected ",
+        held, " (what it holds) to ", spec().max_tokens, " (max_tokens)"));
+  }
+  IndexPlan plan{.generation = generation_, .segments = {}};
+  if (dense_[layer]) return plan;
+  const PlannedRanges planned = state.builds.Planned(state.version->Ranges());
+  for (const TokenRange& range : CutsForBuild(rules_, planned, asked)) {
+    const auto size = static_cast<uint32_t>(range.size());
+    plan.segments.push_back(
+        {range.begin, size, ClusterCountFor(size, spec().index.tokens_per_cluster)});
+  }
+  return plan;
+}
+
+absl::StatusOr<LabelOutcome> Sequence::GiveLabels(
+    Generation generation, uint32_t layer,
+    std::vector<std::shared_ptr<const SegmentLabels>> labels) {
+  MutexLock lock(&mutex_);
+  // They change no token: an attachment does not mind.
+  WAVEKV_RETURN_IF_ERROR(CheckWrite(generation, Writer::kAttachment));
+  Layer& state = layers_[layer];
+  LabelOutcome outcome{.generation = generation_};
+  if (dense_[layer]) return outcome;
+  const uint64_t planned_end = PlannedEnd(state.builds.Planned(state.version->Ranges()));
+  for (auto& segment : labels) {
+    if (!MayBeCut(rules_, segment->range()) || segment->range().end <= planned_end) continue;
+    state.labels.Put(std::move(segment));
+    ++outcome.kept_count;
+  }
+  return outcome;
 }
 
 absl::StatusOr<StartedJob> Sequence::StartJob(uint32_t layer) {
@@ -142,7 +187,7 @@ absl::StatusOr<BuildProgress> Sequence::BuildIndex(
       if (!dense_[layer]) {
         const PlannedRanges planned = state.builds.Planned(state.version->Ranges());
         for (const TokenRange& range : CutsForBuild(rules_, planned, state.content.token_count)) {
-          state.builds.Push(range);
+          PushCut(state, range);
         }
       }
       state.build_status = absl::OkStatus();  // A failed job gets another try.

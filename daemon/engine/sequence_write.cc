@@ -170,6 +170,7 @@ absl::StatusOr<Generation> Sequence::Truncate(Generation generation, uint64_t to
       Layer& state = layers_[layer];
       state.content = std::move(contents[layer]);
       state.builds.Truncate(token_count);
+      state.labels.Truncate(token_count);
       if (kept[layer].size() < state.version->segments().size()) {
         PublishLocked(layer, std::move(kept[layer]));
       }
@@ -195,6 +196,8 @@ absl::StatusOr<ForkSource> Sequence::ReadForkSource(Generation wanted, uint64_t 
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
     source.layers.push_back(SnapshotLocked(layer));
     source.planned.push_back(layers_[layer].builds.Planned(layers_[layer].version->Ranges()));
+    source.queued.push_back(layers_[layer].builds.Labels());
+    source.held.push_back(layers_[layer].labels);
   }
   return source;
 }
@@ -232,10 +235,15 @@ absl::Status Sequence::Adopt(const ForkSource& source) {
       const PlannedRanges published = layers_[layer].version->Ranges();
       const PlannedRanges& planned = source.planned[layer];
       for (size_t i = 0; i < RangesKept(planned, source.token_count); ++i) {
-        if (std::find(published.begin(), published.end(), planned[i]) == published.end()) {
-          layers_[layer].builds.Push(planned[i]);
-        }
+        if (std::find(published.begin(), published.end(), planned[i]) != published.end()) continue;
+        const auto labels =
+            std::find_if(source.queued[layer].begin(), source.queued[layer].end(),
+                         [&](const auto& queued) { return queued->range() == planned[i]; });
+        layers_[layer].builds.Push(planned[i],
+                                   labels == source.queued[layer].end() ? nullptr : *labels);
       }
+      layers_[layer].labels = source.held[layer];
+      layers_[layer].labels.Truncate(source.token_count);
       PlanAfterAppendLocked(layer);
     }
   }

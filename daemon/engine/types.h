@@ -67,6 +67,32 @@ struct InsertOutcome {
   uint64_t token_count = 0;  // Positions that every layer holds.
 };
 
+// A segment that the daemon will cut, and how many clusters its k-means would look for.
+struct PlannedSegment {
+  uint64_t first_position = 0;
+  uint32_t token_count = 0;
+  uint32_t cluster_count = 0;
+};
+
+struct IndexPlan {
+  Generation generation;
+  std::vector<PlannedSegment> segments;  // Ascending.
+};
+
+// Labels for a segment that is not cut yet.
+struct LabelRange {
+  uint64_t first_position = 0;
+  uint32_t token_count = 0;
+  // [kv_heads, token_count] of 16 bits, little endian: each token's cluster, below the
+  // cluster_count of a planned segment of as many tokens.
+  std::span<const std::byte> labels;
+};
+
+struct LabelOutcome {
+  Generation generation;
+  uint32_t kept_count = 0;  // Of the segments: the others fit no cut.
+};
+
 // What steps have done, summed over KV heads: a token or cluster counts once for each head.
 struct StepCounters {
   uint64_t steady_tokens = 0;        // Attended exactly, in the steady zone.
@@ -218,6 +244,7 @@ struct SegmentStatus {
   uint64_t index_bytes = 0;
   uint64_t payload_bytes = 0;  // K and V.
   uint32_t size_max = 0;       // Tokens of the largest cluster.
+  bool given_labels = false;   // By a client, in place of k-means here.
   double radius_mean = 0;      // Over clusters.
   double radius_max = 0;
 };

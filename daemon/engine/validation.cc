@@ -1,10 +1,12 @@
 #include "daemon/engine/validation.h"
 
 #include <bit>
+#include <cstring>
 #include <initializer_list>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "index/backend/compute_backend.h"
 #include "index/simd/kernels.h"
 #include "storage/base/status_macros.h"
 #include "storage/base/tensor_bytes.h"
@@ -132,6 +134,32 @@ absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t pos
   return absl::InvalidArgumentError(
       absl::StrCat(name, " hold a NaN or an infinity at layer ", layer, ", position ", position,
                    ", KV head ", kv_head, ", element ", element, "; expected finite numbers"));
+}
+
+absl::StatusOr<std::vector<uint16_t>> ReadLabels(const SequenceSpec& spec,
+                                                 const LabelRange& segment) {
+  const uint64_t first = segment.first_position, tokens = segment.token_count;
+  if (tokens == 0 || tokens > spec.max_tokens || first > spec.max_tokens - tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("labels: ", tokens, " tokens from position ", first,
+                     ", expected one or more that end within max_tokens (", spec.max_tokens, ")"));
+  }
+  const uint64_t count = uint64_t{spec.shape.kv_head_count} * tokens;
+  if (segment.labels.size() != count * sizeof(uint16_t)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "labels of the ", tokens, " tokens from position ", first, " have ", segment.labels.size(),
+        " bytes, expected ", count * sizeof(uint16_t), ": 2 for each token and KV head"));
+  }
+  const uint32_t clusters = ClusterCountFor(segment.token_count, spec.index.tokens_per_cluster);
+  std::vector<uint16_t> labels(count);
+  std::memcpy(labels.data(), segment.labels.data(), segment.labels.size());
+  for (uint64_t i = 0; i < count; ++i) {
+    if (labels[i] < clusters) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "labels: position ", first + i % tokens, " of KV head ", i / tokens, " has label ",
+        labels[i], ", expected less than ", clusters, ", the clusters of ", tokens, " tokens"));
+  }
+  return labels;
 }
 
 absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer) {

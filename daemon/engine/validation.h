@@ -34,6 +34,11 @@ absl::StatusOr<QueryVectors> ReadQueries(const ModelShape& shape, const TensorVi
 absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t position,
                             uint32_t kv_head, size_t element);
 
+// The labels [kv_heads, token_count] of a segment of such a sequence. InvalidArgument: positions
+// beyond max_tokens, another length, or a label that is not below ClusterCountFor its tokens.
+absl::StatusOr<std::vector<uint16_t>> ReadLabels(const SequenceSpec& spec,
+                                                 const LabelRange& segment);
+
 absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer);
 
 }  // namespace wavekv

@@ -145,6 +145,34 @@ TEST(CutPlanTest, ArrivalDoesNotMatter) {
   }
 }
 
+// No cut is called impossible, and what crosses a boundary or is short is.
+TEST(CutPlanTest, MayBeCutKnowsEveryCut) {
+  for (const bool decoding : {false, true}) {
+    PlannedRanges planned;
+    for (uint64_t count = 0; count < 5000; count += 13) {
+      for (const TokenRange& cut : CutsForBuild(kRules, planned, count)) {
+        EXPECT_TRUE(MayBeCut(kRules, cut)) << cut.begin << " " << cut.end;
+      }
+      for (const TokenRange& cut : CutsAfterAppend(kRules, decoding, planned, count)) {
+        EXPECT_TRUE(MayBeCut(kRules, cut)) << cut.begin << " " << cut.end;
+        ApplyCut(cut, &planned);
+      }
+    }
+  }
+  for (const TokenRange& range : Ranges{{0, 1024},
+                                        {3, 1024},
+                                        {4, 1025},
+                                        {1000, 1300},
+                                        {4, 259},
+                                        {4, 4},
+                                        {300, 100},
+                                        {1024, 4096}}) {
+    EXPECT_FALSE(MayBeCut(kRules, range)) << range.begin << " " << range.end;
+  }
+  // A stretch that is no longer than a small segment: the first lacks the sink.
+  EXPECT_TRUE(MayBeCut({1024, 1024}, {4, 1024}));
+}
+
 // A speculation of up to kRollbackTokens tokens dissolves no segment that an append has cut.
 TEST(CutPlanTest, RollbackKeepsSegments) {
   for (uint64_t count = 0; count < 4000; ++count) {
