@@ -7,18 +7,13 @@ namespace wavekv {
 namespace {
 
 constexpr std::string_view kRpcNames[] = {
-    "Attach",         "Heartbeat",
-    "Detach",         "CreateSequence",
-    "Insert",         "BuildIndex",
-    "Query",          "Estimate",
-    "Attend",         "Decode",
-    "ForkSequence",   "TruncateSequence",
-    "DropSequence",   "Pin",
-    "SetTtl",         "AttachResident",
-    "ResidentStatus", "DetachResident",
-    "GetStats",       "ListSequences",
-    "DescribeIndex",  "Explain",
-    "SampleRecall",   "RecordSequence",
+    "Attach",       "Heartbeat",        "Detach",         "CreateSequence",
+    "Insert",       "BuildIndex",       "PlanIndex",      "GiveLabels",
+    "Query",        "Estimate",         "Attend",         "Decode",
+    "ForkSequence", "TruncateSequence", "DropSequence",   "Pin",
+    "SetTtl",       "AttachResident",   "ResidentStatus", "DetachResident",
+    "GetStats",     "ListSequences",    "DescribeIndex",  "Explain",
+    "SampleRecall", "RecordSequence",
 };
 static_assert(std::size(kRpcNames) == kRpcCount);
 

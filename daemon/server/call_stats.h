@@ -19,6 +19,8 @@ enum class Rpc : uint8_t {
   kCreateSequence,
   kInsert,
   kBuildIndex,
+  kPlanIndex,
+  kGiveLabels,
   kQuery,
   kEstimate,
   kAttend,
@@ -38,7 +40,7 @@ enum class Rpc : uint8_t {
   kSampleRecall,
   kRecordSequence,
 };
-inline constexpr size_t kRpcCount = 24;
+inline constexpr size_t kRpcCount = 26;
 
 // "Attach", as the proto spells it.
 std::string_view RpcName(Rpc rpc);

@@ -17,6 +17,10 @@ absl::Status HandleDetach(ServiceCore& core, const CallScope& scope,
 absl::Status HandleCreateSequence(ServiceCore& core, const CallScope& scope,
                                   const v1::CreateSequenceRequest& request,
                                   v1::CreateSequenceReply* reply);
+absl::Status HandlePlanIndex(ServiceCore& core, const CallScope& scope,
+                             const v1::PlanIndexRequest& request, v1::PlanIndexReply* reply);
+absl::Status HandleGiveLabels(ServiceCore& core, const CallScope& scope,
+                              const v1::GiveLabelsRequest& request, v1::GiveLabelsReply* reply);
 absl::Status HandleQuery(ServiceCore& core, const CallScope& scope, const v1::QueryRequest& request,
                          v1::QueryReply* reply);
 absl::Status HandleEstimate(ServiceCore& core, const CallScope& scope,

@@ -170,6 +170,18 @@ void CollectResidents(const ResidentStats& residents, Families* families) {
       families);
 }
 
+void CollectBuilds(const BuildStats& builds, Families* families) {
+  prometheus::MetricFamily& built =
+      AddFamily("wavekv_segments_built_total",
+                "Segments built, by who clustered them: the daemon, or a client's labels.",
+                MetricType::Counter, families);
+  AddValue({{"labels", "own"}}, builds.segments_own, &built);
+  AddValue({{"labels", "given"}}, builds.segments_given, &built);
+  AddPlain({{"wavekv_labels_unused_total", "Given labels of segments that none was built from.",
+             MetricType::Counter, builds.labels_unused}},
+           families);
+}
+
 void CollectWaveBuffers(const EngineStats& stats, Families* families) {
   prometheus::MetricFamily connected{.name = "wavekv_wave_buffer_connected",
                                      .help = "1 while wavebufferd answers.",
@@ -257,6 +269,7 @@ class Collector : public prometheus::Collectable {
     CollectPool(*core_, stats, &families);
     CollectTenants(*core_, stats, &families);
     CollectSteps(stats.counters, &families);
+    CollectBuilds(stats.builds, &families);
     CollectWaveBuffers(stats, &families);
     CollectResidents(stats.residents, &families);
     CollectCalls(core_->stats, &families);

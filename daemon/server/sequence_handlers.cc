@@ -97,6 +97,29 @@ absl::Status HandleCreateSequence(ServiceCore& core, const CallScope& scope,
   return absl::OkStatus();
 }
 
+absl::Status HandlePlanIndex(ServiceCore& core, const CallScope& scope,
+                             const v1::PlanIndexRequest& request, v1::PlanIndexReply* reply) {
+  WAVEKV_ASSIGN_OR_RETURN(const SequenceRef sequence,
+                          ParseSequenceRef(request.has_sequence(), request.sequence()));
+  WAVEKV_ASSIGN_OR_RETURN(const IndexPlan plan,
+                          core.engine->PlanIndex(scope.caller.tenant, sequence, request.layer(),
+                                                 request.token_count()));
+  FillPlan(plan, reply);
+  return absl::OkStatus();
+}
+
+absl::Status HandleGiveLabels(ServiceCore& core, const CallScope& scope,
+                              const v1::GiveLabelsRequest& request, v1::GiveLabelsReply* reply) {
+  WAVEKV_ASSIGN_OR_RETURN(const SequenceRef sequence,
+                          ParseSequenceRef(request.has_sequence(), request.sequence()));
+  WAVEKV_ASSIGN_OR_RETURN(const LabelOutcome outcome,
+                          core.engine->GiveLabels(scope.caller.tenant, sequence, request.layer(),
+                                                  ParseLabels(request)));
+  reply->set_generation(outcome.generation.value());
+  reply->set_kept(outcome.kept_count);
+  return absl::OkStatus();
+}
+
 absl::Status HandleQuery(ServiceCore& core, const CallScope& scope, const v1::QueryRequest& request,
                          v1::QueryReply* reply) {
   const TenantId& tenant = scope.caller.tenant;

@@ -81,6 +81,19 @@ grpc::ServerUnaryReactor* WaveKVService::CreateSequence(grpc::CallbackServerCont
   return Unary(Rpc::kCreateSequence, lane, context, request, reply, HandleCreateSequence);
 }
 
+grpc::ServerUnaryReactor* WaveKVService::PlanIndex(grpc::CallbackServerContext* context,
+                                                   const v1::PlanIndexRequest* request,
+                                                   v1::PlanIndexReply* reply) {
+  return Unary(Rpc::kPlanIndex, Lane::kStep, context, request, reply, HandlePlanIndex);
+}
+
+grpc::ServerUnaryReactor* WaveKVService::GiveLabels(grpc::CallbackServerContext* context,
+                                                    const v1::GiveLabelsRequest* request,
+                                                    v1::GiveLabelsReply* reply) {
+  // A message of labels takes a millisecond or two to check.
+  return Unary(Rpc::kGiveLabels, Lane::kSlow, context, request, reply, HandleGiveLabels);
+}
+
 grpc::ServerUnaryReactor* WaveKVService::Query(grpc::CallbackServerContext* context,
                                                const v1::QueryRequest* request,
                                                v1::QueryReply* reply) {

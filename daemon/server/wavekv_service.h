@@ -30,6 +30,12 @@ class WaveKVService final : public v1::WaveKV::CallbackService {
                                                      v1::InsertReply* reply) override;
   grpc::ServerWriteReactor<v1::BuildIndexProgress>* BuildIndex(
       grpc::CallbackServerContext* context, const v1::BuildIndexRequest* request) override;
+  grpc::ServerUnaryReactor* PlanIndex(grpc::CallbackServerContext* context,
+                                      const v1::PlanIndexRequest* request,
+                                      v1::PlanIndexReply* reply) override;
+  grpc::ServerUnaryReactor* GiveLabels(grpc::CallbackServerContext* context,
+                                       const v1::GiveLabelsRequest* request,
+                                       v1::GiveLabelsReply* reply) override;
   grpc::ServerUnaryReactor* Query(grpc::CallbackServerContext* context,
                                   const v1::QueryRequest* request, v1::QueryReply* reply) override;
   grpc::ServerUnaryReactor* Estimate(grpc::CallbackServerContext* context,

@@ -195,6 +195,7 @@ void FillDescription(const IndexDescription& description, v1::DescribeIndexReply
     info->set_size_max(segment.size_max);
     info->set_radius_mean(segment.radius_mean);
     info->set_radius_max(segment.radius_max);
+    info->set_given_labels(segment.given_labels);
   }
   reply->set_segments_left_off(description.segments_left_off);
   FillHistogram(description.sizes, reply->mutable_sizes());
@@ -205,6 +206,16 @@ void FillDescription(const IndexDescription& description, v1::DescribeIndexReply
   reply->set_payload_bytes(description.payload_bytes);
   reply->set_pool_bytes(description.pool_bytes);
   reply->set_building(description.building);
+}
+
+void FillPlan(const IndexPlan& plan, v1::PlanIndexReply* reply) {
+  reply->set_generation(plan.generation.value());
+  for (const PlannedSegment& segment : plan.segments) {
+    v1::PlannedSegment* wire = reply->add_segments();
+    wire->set_first_position(segment.first_position);
+    wire->set_token_count(segment.token_count);
+    wire->set_cluster_count(segment.cluster_count);
+  }
 }
 
 void FillExplanation(const Explanation& explanation, v1::ExplainReply* reply) {

@@ -22,6 +22,7 @@ void FillAttendError(const absl::Status& status, v1::AttendResult* result);
 void FillSequence(const SequenceStatus& status, const std::string& client_name,
                   v1::SequenceInfo* info);
 void FillDescription(const IndexDescription& description, v1::DescribeIndexReply* reply);
+void FillPlan(const IndexPlan& plan, v1::PlanIndexReply* reply);
 void FillExplanation(const Explanation& explanation, v1::ExplainReply* reply);
 void FillRecall(const RecallSample& sample, v1::SampleRecallReply* reply);
 

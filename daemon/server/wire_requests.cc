@@ -176,6 +176,17 @@ absl::StatusOr<InsertChunk> ParseInsertChunk(const v1::InsertRequest& request) {
   return chunk;
 }
 
+std::vector<LabelRange> ParseLabels(const v1::GiveLabelsRequest& request) {
+  std::vector<LabelRange> segments;
+  for (const v1::SegmentLabels& wire : request.segments()) {
+    const std::string& labels = wire.labels();
+    segments.push_back({.first_position = wire.first_position(),
+                        .token_count = wire.token_count(),
+                        .labels = std::as_bytes(std::span(labels.data(), labels.size()))});
+  }
+  return segments;
+}
+
 absl::StatusOr<LayerQuery> ParseQuery(const v1::QueryRequest& request) {
   return ParseLayerQuery(request, true);
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,6 +28,8 @@ absl::Status CheckLabel(std::string_view label);
 
 // Without `sequence`, which only the first message of a stream must name.
 absl::StatusOr<InsertChunk> ParseInsertChunk(const v1::InsertRequest& request);
+// What is in them is for the engine to check: it knows the sequence's heads and clusters.
+std::vector<LabelRange> ParseLabels(const v1::GiveLabelsRequest& request);
 absl::StatusOr<LayerQuery> ParseQuery(const v1::QueryRequest& request);
 absl::StatusOr<LayerQuery> ParseEstimate(const v1::EstimateRequest& request);
 absl::StatusOr<AttendStep> ParseAttendItem(const v1::AttendItem& item);

@@ -180,6 +180,61 @@ TEST_F(BadInputTest, QueriesAreJudged) {
   ExpectUnchanged();
 }
 
+TEST_F(BadInputTest, LabelsAreRefusedWhole) {
+  struct Row {
+    std::string error;
+    grpc::StatusCode code;
+    std::function<void(v1::GiveLabelsRequest*)> change;
+  };
+  using Request = v1::GiveLabelsRequest;
+  constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
+  const v1::SequenceRef sequence = client_.Create(4096);
+  const auto give = [&](const Request& request, v1::GiveLabelsReply* reply) {
+    return client_.stub()->GiveLabels(client_.Context().get(), request, reply);
+  };
+  for (const Row& row : std::vector<Row>{
+           {"sequence_id", kInvalid, [](Request* r) { r->clear_sequence(); }},
+           {"generation", kInvalid, [](Request* r) { r->mutable_sequence()->set_generation(0); }},
+           {"generation", grpc::StatusCode::FAILED_PRECONDITION,
+            [](Request* r) { r->mutable_sequence()->set_generation(9); }},
+           {"", grpc::StatusCode::NOT_FOUND,
+            [](Request* r) { r->mutable_sequence()->set_sequence_id(77); }},
+           {"layer", kInvalid, [](Request* r) { r->set_layer(2); }},
+           {"layer", kInvalid, [](Request* r) { r->set_layer(~0u); }},
+           {"bytes", kInvalid, [](Request* r) { r->mutable_segments(1)->clear_labels(); }},
+           {"bytes", kInvalid,
+            [](Request* r) { r->mutable_segments(1)->mutable_labels()->pop_back(); }},
+           {"bytes", kInvalid, [](Request* r) { r->mutable_segments(1)->set_token_count(1); }},
+           {"tokens", kInvalid, [](Request* r) { r->mutable_segments(1)->set_token_count(0); }},
+           {"max_tokens", kInvalid,
+            [](Request* r) { r->mutable_segments(1)->set_token_count(~0u); }},
+           {"max_tokens", kInvalid,
+            [](Request* r) { r->mutable_segments(1)->set_first_position(~uint64_t{0}); }},
+           {"has label 255", kInvalid,
+            [](Request* r) { r->mutable_segments(1)->mutable_labels()->at(4000) = '\xff'; }},
+       }) {
+    Request request;
+    *request.mutable_sequence() = sequence;
+    for (const auto& [first, tokens] : {std::pair(4u, 1020u), std::pair(1024u, 1024u)}) {
+      v1::SegmentLabels* segment = request.add_segments();
+      segment->set_first_position(first);
+      segment->set_token_count(tokens);
+      segment->set_labels(std::string(2 * 2 * tokens, '\0'));
+    }
+    row.change(&request);
+    v1::GiveLabelsReply reply;
+    const grpc::Status status = give(request, &reply);
+    EXPECT_EQ(status.error_code(), row.code) << row.error << ": " << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr(row.error));
+  }
+  EXPECT_EQ(server_.engine()->Stats().builds.segments_given, 0u);
+  v1::GiveLabelsRequest none;
+  *none.mutable_sequence() = sequence;
+  v1::GiveLabelsReply reply;
+  EXPECT_TRUE(give(none, &reply).ok());
+  EXPECT_EQ(reply.kept(), 0u);
+}
+
 TEST_F(BadInputTest, ReservationsBeyondTheLimitsAreRefusedNow) {
   struct Row {
     uint64_t max_tokens;

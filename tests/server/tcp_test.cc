@@ -114,6 +114,8 @@ std::vector<ForeignRow> EveryRpcWithASequence() {
       Row<v1::TruncateSequenceRequest, v1::TruncateSequenceReply>(
           "TruncateSequence", &Stub::TruncateSequence,
           [](v1::TruncateSequenceRequest* r) { r->set_token_count(100); }),
+      Row<v1::PlanIndexRequest, v1::PlanIndexReply>("PlanIndex", &Stub::PlanIndex),
+      Row<v1::GiveLabelsRequest, v1::GiveLabelsReply>("GiveLabels", &Stub::GiveLabels),
       Row<v1::PinRequest, v1::PinReply>("Pin", &Stub::Pin),
       Row<v1::SetTtlRequest, v1::SetTtlReply>("SetTtl", &Stub::SetTtl),
       Row<v1::AttachResidentRequest, v1::AttachResidentReply>("AttachResident",
