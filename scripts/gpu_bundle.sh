@@ -55,6 +55,7 @@ case "${1:-kernels}" in
 esac
 BYTES_MAX=$((45 * 1000 * 1000))
 folder="${2:-$FOLDER}"
+build="$ROOT/build/gpu-release"  # Of its own: other flags than those of the presets.
 
 say "building ${TARGETS[*]}"
 # Each program, and what it loads, looks for libraries beside the program (an RPATH: a RUNPATH does
