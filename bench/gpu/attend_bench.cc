@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "bench/gpu/attend_replay.h"
+#include "index/zone/select_zones.h"
 #include "storage/base/dtype.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv::bench {
 namespace {
 
-constexpr double kRetrieveRatio = 0.018;
 constexpr uint32_t kSampledUnits = 8;
 
 double Median(std::vector<double> values) {
@@ -45,8 +45,13 @@ absl::Status AttendBench::Prepare() {
   {
     WAVEKV_ASSIGN_OR_RETURN(auto rows, gpu::DeviceArray<uint16_t>::Make(2 * elements));
     WAVEKV_RETURN_IF_ERROR(MakeTraceRows(trace_, rows.data(), rows.data() + elements, nullptr));
-    WAVEKV_ASSIGN_OR_RETURN(built_, BuildLayer(units(), options_.tokens, kRetrieveRatio,
-                                               rows.data(), rows.data() + elements, pool_.data()));
+    const auto retrieve = [this](uint32_t clusters) {
+      ZoneBudget budget;
+      if (options_.retrieve_ratio > 0) budget.value = options_.retrieve_ratio;
+      return UnsketchedRetrievalCount(budget, options_.retrieve_ratio == 0, clusters);
+    };
+    WAVEKV_ASSIGN_OR_RETURN(built_, BuildLayer(units(), options_.tokens, retrieve, rows.data(),
+                                               rows.data() + elements, pool_.data()));
   }
   return PrepareLayers();
 }
@@ -207,7 +212,7 @@ absl::Status AttendBench::CountBlocks(Timed* timed) {
   return absl::OkStatus();
 }
 
-absl::Status AttendBench::SampleErrors(double* replay_error, double* exact_error) {
+absl::StatusOr<AttendBench::Errors> AttendBench::SampleErrors() {
   const gpu::Step& step = steps_.back();
   const uint32_t layer = options_.layers - 1;
   const size_t per_unit = size_t{kBenchGroup} * kBenchDim;
@@ -225,7 +230,7 @@ absl::Status AttendBench::SampleErrors(double* replay_error, double* exact_error
   WAVEKV_RETURN_IF_ERROR(fetch(&lists, step.workspace.retrieved));
   const uint32_t sampled = std::min(kSampledUnits, units());
   std::vector<absl::Status> statuses(sampled);
-  std::vector<double> replayed(sampled), exact(sampled);
+  std::vector<Errors> found(sampled);
   std::vector<std::thread> threads;
   for (uint32_t i = 0; i < sampled; ++i) {
     threads.emplace_back([&, i] {
@@ -246,21 +251,23 @@ absl::Status AttendBench::SampleErrors(double* replay_error, double* exact_error
       const absl::StatusOr<ReplayOutput> reference = Replay(input);
       statuses[i] = reference.status();
       if (!reference.ok()) return;
-      replayed[i] = RelativeError(got, reference->replayed);
-      exact[i] = RelativeError(got, reference->exact);
+      found[i] = {RelativeError(got, reference->replayed), RelativeError(got, reference->exact),
+                  RelativeError(reference->paper, reference->exact)};
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const absl::Status& status : statuses) WAVEKV_RETURN_IF_ERROR(status);
-  *replay_error = *std::max_element(replayed.begin(), replayed.end());
-  *exact_error = 0;
-  for (const double e : exact) *exact_error += e / sampled;
-  return absl::OkStatus();
+  Errors errors;
+  for (const Errors& unit : found) {
+    errors.replayed = std::max(errors.replayed, unit.replayed);
+    errors.exact += unit.exact / sampled;
+    errors.paper += unit.paper / sampled;
+  }
+  return errors;
 }
 
 absl::StatusOr<nlohmann::json> AttendBench::Row(const Timed& whole) {
-  double replay_error = 0, exact_error = 0;
-  WAVEKV_RETURN_IF_ERROR(SampleErrors(&replay_error, &exact_error));
+  WAVEKV_ASSIGN_OR_RETURN(const Errors errors, SampleErrors());
   double clusters = 0;
   for (const uint32_t count : built_.cluster_counts) clusters += count;
   // Centroids and value means, scales, spreads, sizes; logits and ranks written, logits read twice,
@@ -276,8 +283,9 @@ absl::StatusOr<nlohmann::json> AttendBench::Row(const Timed& whole) {
                         {"pcie_bytes", whole.miss_rows * row_bytes},
                         {"clusters_per_head", clusters / units()},
                         {"retrieved_per_head", built_.shape.retrieve},
-                        {"rel_error", replay_error},
-                        {"rel_error_exact", exact_error},
+                        {"rel_error", errors.replayed},
+                        {"rel_error_exact", errors.exact},
+                        {"rel_error_paper", errors.paper},
                         {"seed", options_.seed},
                         {"steps", options_.steps},
                         {"layers", options_.layers}};

@@ -25,6 +25,7 @@ inline constexpr uint32_t kBenchKvHeads = 8, kBenchGroup = 4;
 struct AttendOptions {
   uint32_t batch = 8, tokens = 122880, steps = 50, layers = 8;
   uint32_t warm_steps = 200;  // That fill a cache before it is measured at its own hit ratio.
+  double retrieve_ratio = 0;  // Of the clusters; 0: what wavekvd's default budget retrieves.
   uint64_t seed = std::random_device{}();
   std::vector<double> splits;  // Steady, rank, misses, hits, estimate; 0: as planned.
 };
@@ -63,7 +64,11 @@ class AttendBench {
   absl::Status ResetTables();
   absl::Status AdvanceQueries();
   absl::Status CountBlocks(Timed* timed);
-  absl::Status SampleErrors(double* replay_error, double* exact_error);
+  struct Errors {
+    double replayed = 0;          // The largest of the sampled units.
+    double exact = 0, paper = 0;  // Against exact attention, ours and the paper's: means.
+  };
+  absl::StatusOr<Errors> SampleErrors();
   // What every row says.
   absl::StatusOr<nlohmann::json> Row(const Timed& whole);
   uint32_t units() const { return options_.batch * kBenchKvHeads; }

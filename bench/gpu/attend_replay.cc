@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
+#include <initializer_list>
+#include <numeric>
+#include <utility>
 
 #include "storage/base/dtype.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv::bench {
 namespace {
+
+constexpr double kPaperRetrieved = 0.018, kPaperEstimated = 0.232;
 
 template <typename T>
 absl::StatusOr<std::vector<T>> Fetch(const T* source, size_t count) {
@@ -47,7 +51,7 @@ class Accumulator {
 // One unit's arrays on the host.
 struct UnitArrays {
   std::vector<int8_t> centroids, value_means;
-  std::vector<float> centroid_scales, value_scales, means;
+  std::vector<float> centroid_scales, value_scales, key_spreads, means;
   std::vector<uint16_t> sizes, cluster_segment, sinks, ring;
   std::vector<uint32_t> first_row;
 };
@@ -64,6 +68,7 @@ absl::StatusOr<UnitArrays> Download(const ReplayInput& input) {
                           Fetch(layer.value_means + first * kBenchDim, clusters * kBenchDim));
   WAVEKV_ASSIGN_OR_RETURN(unit.centroid_scales, Fetch(layer.centroid_scales + first, clusters));
   WAVEKV_ASSIGN_OR_RETURN(unit.value_scales, Fetch(layer.value_scales + first, clusters));
+  WAVEKV_ASSIGN_OR_RETURN(unit.key_spreads, Fetch(layer.key_spreads + first, clusters));
   WAVEKV_ASSIGN_OR_RETURN(unit.sizes, Fetch(layer.sizes + first, clusters));
   WAVEKV_ASSIGN_OR_RETURN(unit.cluster_segment, Fetch(layer.cluster_segment + first, clusters));
   WAVEKV_ASSIGN_OR_RETURN(unit.first_row, Fetch(layer.first_row + first, clusters));
@@ -78,42 +83,111 @@ absl::StatusOr<UnitArrays> Download(const ReplayInput& input) {
 class Replayer {
  public:
   Replayer(const ReplayInput& input, UnitArrays arrays)
-      : input_(input), arrays_(std::move(arrays)) {}
+      : input_(input),
+        arrays_(std::move(arrays)),
+        scores_(size_t{input.group} * clusters()),
+        retrieved_(clusters()),
+        paper_(clusters(), PaperZone::kDropped) {
+    for (const uint32_t c : input_.retrieved) retrieved_[c] = true;
+    for (uint32_t g = 0; g < input_.group; ++g) {
+      for (uint32_t c = 0; c < clusters(); ++c) {
+        if (arrays_.sizes[c] > 0) scores_[size_t{g} * clusters() + c] = Score(g, c);
+      }
+    }
+    ZoneAsThePaper();
+  }
 
   void Head(uint32_t g, ReplayOutput* output) const {
     Accumulator replayed(&output->replayed[size_t{g} * kBenchDim]);
     Accumulator exact(&output->exact[size_t{g} * kBenchDim]);
+    Accumulator paper(&output->paper[size_t{g} * kBenchDim]);
     const LayerShape& shape = input_.built->shape;
     for (uint32_t i = 0; i < kBenchSinks; ++i) {
       AddRow(g, &arrays_.sinks[i * kBenchDim], &arrays_.sinks[(kBenchSinks + i) * kBenchDim],
-             {&replayed, &exact});
+             {&replayed, &exact, &paper});
     }
     for (uint32_t token = shape.tokens - kBenchWindow; token < shape.tokens; ++token) {
       const size_t row = token % kBenchRing;
       AddRow(g, &arrays_.ring[row * kBenchDim], &arrays_.ring[(kBenchRing + row) * kBenchDim],
-             {&replayed, &exact});
+             {&replayed, &exact, &paper});
     }
     const auto* keys = static_cast<const uint16_t*>(input_.pool);
     const uint16_t* values = keys + PoolBytes(shape.units, shape.tokens) / 4;
-    std::vector<bool> retrieved(arrays_.sizes.size());
-    for (const uint32_t c : input_.retrieved) retrieved[c] = true;
-    for (uint32_t c = 0; c < arrays_.sizes.size(); ++c) {
+    for (uint32_t c = 0; c < clusters(); ++c) {
       const uint32_t size = arrays_.sizes[c];
       if (size == 0) continue;
+      const bool rows_for_paper = paper_[c] == PaperZone::kRetrieved;
       const size_t first = size_t{input_.unit} * shape.clustered() +
                            size_t{arrays_.cluster_segment[c]} * kSegmentTokens +
                            arrays_.first_row[c];
       for (size_t row = first; row < first + size; ++row) {
         AddRow(g, keys + row * kBenchDim, values + row * kBenchDim,
-               {retrieved[c] ? &replayed : nullptr, &exact});
+               {retrieved_[c] ? &replayed : nullptr, &exact, rows_for_paper ? &paper : nullptr});
       }
-      if (!retrieved[c]) AddCluster(g, c, size, &replayed);
+      const double score = scores_[size_t{g} * clusters() + c];
+      if (!retrieved_[c]) AddMean(c, score + Gain(g, c), &replayed);
+      if (paper_[c] == PaperZone::kEstimated) AddMean(c, score, &paper);
     }
     replayed.Finish();
     exact.Finish();
+    paper.Finish();
   }
 
  private:
+  enum class PaperZone : uint8_t { kRetrieved, kEstimated, kDropped };
+
+  uint32_t clusters() const { return static_cast<uint32_t>(arrays_.sizes.size()); }
+  const float* Means(uint32_t c) const {
+    return &arrays_.means[size_t{arrays_.cluster_segment[c]} * 3 * kBenchDim];
+  }
+
+  // Of the stored centroid.
+  double Score(uint32_t g, uint32_t c) const {
+    const float *q = &input_.queries[size_t{g} * kBenchDim], *mean = Means(c);
+    double dot = 0;
+    for (uint32_t d = 0; d < kBenchDim; ++d) {
+      dot += q[d] * (mean[d] + double{arrays_.centroid_scales[c]} *
+                                   arrays_.centroids[size_t{c} * kBenchDim + d]);
+    }
+    return input_.scale * dot;
+  }
+
+  // Half of what normal logits of the cluster's scatter would add to the log of its mass
+  // (docs/decisions/009-index-arrays.md).
+  double Gain(uint32_t g, uint32_t c) const {
+    const float *q = &input_.queries[size_t{g} * kBenchDim], *share = Means(c) + 2 * kBenchDim;
+    double seen = 0;
+    for (uint32_t d = 0; d < kBenchDim; ++d) seen += double{q[d]} * q[d] * share[d];
+    const double s = input_.scale * std::sqrt(seen * arrays_.key_spreads[c]);
+    const double log_size = std::log(arrays_.sizes[c]), reached = std::sqrt(2 * log_size);
+    return std::min(s <= reached ? s * s / 2 : s * reached - log_size, s) / 2;
+  }
+
+  // The paper's zones: clusters in order of their centroid's weight, whatever their size, summed
+  // over the group; the best retrieved, the next estimated, the rest dropped.
+  void ZoneAsThePaper() {
+    std::vector<uint32_t> order;
+    for (uint32_t c = 0; c < clusters(); ++c) {
+      if (arrays_.sizes[c] > 0) order.push_back(c);
+    }
+    std::vector<double> rank(clusters());
+    for (uint32_t g = 0; g < input_.group; ++g) {
+      const double* scores = &scores_[size_t{g} * clusters()];
+      double largest = -HUGE_VAL, total = 0;
+      for (const uint32_t c : order) largest = std::max(largest, scores[c]);
+      for (const uint32_t c : order) total += std::exp(scores[c] - largest);
+      for (const uint32_t c : order) rank[c] += std::exp(scores[c] - largest) / total;
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return rank[a] > rank[b]; });
+    const auto real = static_cast<double>(order.size());
+    const auto retrieved = static_cast<size_t>(std::ceil(kPaperRetrieved * real));
+    const auto estimated = static_cast<size_t>(std::ceil(kPaperEstimated * real));
+    for (size_t i = 0; i < std::min(order.size(), retrieved + estimated); ++i) {
+      paper_[order[i]] = i < retrieved ? PaperZone::kRetrieved : PaperZone::kEstimated;
+    }
+  }
+
   void AddRow(uint32_t g, const uint16_t* key, const uint16_t* value,
               std::initializer_list<Accumulator*> targets) const {
     double dot = 0;
@@ -125,16 +199,10 @@ class Replayer {
     }
   }
 
-  void AddCluster(uint32_t g, uint32_t c, uint32_t size, Accumulator* target) const {
-    const float* mean = &arrays_.means[size_t{arrays_.cluster_segment[c]} * 3 * kBenchDim];
-    const float* q = &input_.queries[size_t{g} * kBenchDim];
-    double dot = 0;
-    for (uint32_t d = 0; d < kBenchDim; ++d) {
-      dot += q[d] * (mean[d] + double{arrays_.centroid_scales[c]} *
-                                   arrays_.centroids[size_t{c} * kBenchDim + d]);
-    }
-    target->Add(input_.scale * dot, size, [&](uint32_t d) {
-      return mean[kBenchDim + d] +
+  // The cluster as its size in tokens with its mean value.
+  void AddMean(uint32_t c, double logit, Accumulator* target) const {
+    target->Add(logit, arrays_.sizes[c], [&](uint32_t d) {
+      return Means(c)[kBenchDim + d] +
              double{arrays_.value_scales[c]} * arrays_.value_means[size_t{c} * kBenchDim + d];
     });
   }
@@ -143,6 +211,9 @@ class Replayer {
 
   const ReplayInput& input_;
   const UnitArrays arrays_;
+  std::vector<double> scores_;  // [group, clusters]
+  std::vector<bool> retrieved_;
+  std::vector<PaperZone> paper_;
 };
 
 }  // namespace
@@ -151,7 +222,7 @@ absl::StatusOr<ReplayOutput> Replay(const ReplayInput& input) {
   WAVEKV_ASSIGN_OR_RETURN(UnitArrays arrays, Download(input));
   ReplayOutput output;
   output.replayed.assign(size_t{input.group} * kBenchDim, 0);
-  output.exact = output.replayed;
+  output.exact = output.paper = output.replayed;
   const Replayer replayer(input, std::move(arrays));
   for (uint32_t g = 0; g < input.group; ++g) replayer.Head(g, &output);
   return output;

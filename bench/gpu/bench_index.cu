@@ -281,8 +281,9 @@ void PlaceClusters(const std::vector<uint32_t>& counts, const std::vector<uint32
 
 }  // namespace
 
-absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens, double retrieve_ratio,
-                                      const void* keys, const void* values, void* pool) {
+absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens,
+                                      const RetrieveCount& retrieve, const void* keys,
+                                      const void* values, void* pool) {
   BuiltLayer built;
   LayerShape& shape = built.shape;
   shape.units = units;
@@ -327,8 +328,7 @@ absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens, double re
   }
   PlaceClusters(clusters, blocks, &tasks, &built);
   for (const uint32_t real : built.real_clusters) {
-    shape.retrieve =
-        std::max(shape.retrieve, static_cast<uint32_t>(std::max(128.0, real * retrieve_ratio + 1)));
+    shape.retrieve = std::max(shape.retrieve, retrieve(real));
   }
   WAVEKV_RETURN_IF_ERROR(device_tasks.Upload(tasks));
   WAVEKV_ASSIGN_OR_RETURN(built.memory, gpu::DeviceArray<char>::Make(LayerBytes(shape)));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -69,8 +70,11 @@ struct BuiltLayer {
   float value_scale_max = 0;
 };
 size_t PoolBytes(uint32_t units, uint32_t tokens);
-absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens, double retrieve_ratio,
-                                      const void* keys, const void* values, void* pool);
+// Of so many clusters of a head, how many a step retrieves.
+using RetrieveCount = std::function<uint32_t(uint32_t clusters)>;
+absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens,
+                                      const RetrieveCount& retrieve, const void* keys,
+                                      const void* values, void* pool);
 
 // Writes descriptors and states of a layer whose arrays lie at `base` and whose payload lies in
 // `pool`.

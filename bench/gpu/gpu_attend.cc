@@ -4,14 +4,15 @@
 //   bench_gpu_attend [--batch=8] [--tokens=122880] [--hits=1,0.95,0.9,0.8] [--steps=50]
 //   [--layers=8]
 //                    [--full=FILE] [--seed=N] [--out=FILE]
-//                    [--own=0.05,0.2] [--warm=200]
+//                    [--own=0.05,0.2] [--warm=200] [--retrieve=RATIO]
 //                    [--splits=STEADY,RANK,MISSES,HITS,ESTIMATE]   (0: as planned)
 //
 // All layers are distinct memory, rotated so that nothing lives in the L2, and stand in one CUDA
 // graph: its device time over their number is the time of a step. A step begins with its token's
 // append. Before each step the block table is set back, so that the share of blocks in the cache is
 // the forced one. `--own` rows, last, keep caches of these shares of the blocks between the steps,
-// on the trace's drifting queries, and compare them with Belady's optimum. `--full` names the
+// on the trace's drifting queries, and compare them with Belady's optimum. `--retrieve` is the
+// share of the clusters that is retrieved, in place of the default budget. `--full` names the
 // output of full_attention.py on the same machine. Last line: JSON.
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -76,6 +77,7 @@ int Main(int argc, char** argv) {
   app.add_option("--steps", options.attend.steps)->check(CLI::PositiveNumber);
   app.add_option("--warm", options.attend.warm_steps);
   app.add_option("--layers", options.attend.layers)->check(CLI::PositiveNumber);
+  app.add_option("--retrieve", options.attend.retrieve_ratio)->check(CLI::Range(0.0, 1.0));
   app.add_option("--seed", options.attend.seed);
   app.add_option("--hits", options.hits)->delimiter(',')->check(CLI::Range(0.0, 1.0));
   app.add_option("--own", options.own)->delimiter(',')->check(CLI::Range(0.0, 1.0));

@@ -12,16 +12,14 @@
 namespace wavekv {
 namespace {
 
-// What the CPU would sketch is retrieved: a step on the device has no sketches.
+// Of the head that has the most: a step on the device has no sketches.
 uint32_t RetrieveCount(const LayerVersion& version, uint32_t kv_head_count,
                        const ZoneBudget& budget, bool sketch) {
   uint32_t most = 0;
   for (uint32_t head = 0; head < kv_head_count; ++head) {
     uint32_t clusters = 0;
     for (const SegmentHead* segment : version.Head(head)) clusters += segment->cluster_count;
-    const uint32_t wanted =
-        FixedRetrievalCount(budget, clusters) + (sketch ? budget.sketch_clusters : 0);
-    most = std::max(most, std::min(wanted, clusters));
+    most = std::max(most, UnsketchedRetrievalCount(budget, sketch, clusters));
   }
   return most;
 }

@@ -135,7 +135,7 @@ __device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint3
   const uint32_t count = KnownSegments(step.shape, head);
   const T* rows = static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim;
   SegmentView* views = step.workspace.views + size_t{unit} * step.shape.segment_capacity * group;
-  const float scale_squared = step.shape.scale * step.shape.scale;
+  const float scale = step.shape.scale;
   for (uint32_t first = warp; first < count; first += kAtOnce * kBeginWarps) {
     Piece means[kAtOnce], shares[kAtOnce];
 #pragma unroll
@@ -169,8 +169,8 @@ __device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint3
         const uint32_t h = first_head + lane / 8;
         if (lane % 4 != 0 || h >= group) continue;
         SegmentView& view = views[segment * group + h];
-        (lane / 4 % 2 == 0 ? view.mean_dot : view.reach_squared) =
-            lane / 4 % 2 == 0 ? sum : scale_squared * sum;
+        (lane / 4 % 2 == 0 ? view.mean_dot : view.reach) =
+            lane / 4 % 2 == 0 ? sum : scale * sqrtf(fmaxf(sum, 0));
       }
     }
   }

@@ -8,7 +8,7 @@ namespace wavekv::gpu {
 
 inline constexpr int kAssignThreads = 128;
 inline constexpr int kAssignWarps = kAssignThreads / 32;
-inline constexpr int kUpdateThreads = 256;
+inline constexpr int kUpdateThreads = 512;
 inline constexpr int kUpdateWarps = kUpdateThreads / 32;
 inline constexpr int kUpdateCtas = 4;  // Of a task; each has its share of the clusters.
 
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kUpdateThreads) KMeansInitKernel(const KMeansT
   const T* keys = static_cast<const T*>(task.keys);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Dims sum = {};
-#pragma unroll 4
+#pragma unroll 16
   for (uint32_t row = warp; row < task.token_count; row += kUpdateWarps) {
     const Dims key = Dims::Load(keys + size_t{row} * kDim);
 #pragma unroll
@@ -273,11 +273,20 @@ __global__ void __launch_bounds__(kUpdateThreads) KMeansUpdateKernel(const KMean
     }
     __syncwarp();
     Dims sum = {};
-#pragma unroll 8
-    for (uint32_t i = 0; i < n; ++i) {
-      const Dims key = Dims::Load(keys + size_t{sorted[begin + i]} * kDim);
+    // Loads of several rows are in flight, also of the last few.
+    constexpr uint32_t kAtOnce = 8;
+    for (uint32_t i = 0; i < n; i += kAtOnce) {
+      Dims rows[kAtOnce];
 #pragma unroll
-      for (int d = 0; d < Dims::kCount; ++d) sum.x[d] += key.x[d];
+      for (uint32_t k = 0; k < kAtOnce; ++k) {
+        rows[k] = Dims::Load(keys + size_t{sorted[begin + min(i + k, n - 1)]} * kDim);
+      }
+#pragma unroll
+      for (uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k >= n) break;
+#pragma unroll
+        for (int d = 0; d < Dims::kCount; ++d) sum.x[d] += rows[k].x[d];
+      }
     }
     WriteCentroid<T, kDim>(task, first + c, sum, n);
   }

@@ -119,6 +119,13 @@ __device__ inline float Exp2(float x) {
   return y;
 }
 
+// To about 1 unit in the last place.
+__device__ inline float SquareRoot(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // 16 bytes that no kernel writes while this one runs, and that nobody reads again soon.
 __device__ inline uint4 LoadOnce(const void* address) {
   uint4 x;

@@ -11,14 +11,47 @@
 
 namespace wavekv::gpu {
 
-// log2 of what estimating a cluster is expected to do to the output, for one query head, but for
-// its share of the mass: see RankClusters of the CPU backend (docs/decisions/006-ranking.md).
-__device__ inline float LogMisjudged(float reach_squared, float key_spread, float value_spread) {
-  constexpr float kVarianceMax = 4, kSixth = 1.0f / 6;
-  const float v = fminf(reach_squared * key_spread, kVarianceMax);
-  const float squared = value_spread * value_spread * (v * (1 + v * (0.5f + v * kSixth)));
-  return fmaxf(0.5f * __log2f(squared), kLogFloor);  // Also of nothing: nothing.
-}
+// What a cluster's tokens scatter about its centroid and its mean value. Logarithms are natural.
+struct ClusterScatter {
+  float log2_size;  // -inf: no tokens.
+  float log_size;
+  float reached;        // sqrt(2 log size): how many deviations the tokens hold of a normal tail.
+  float deviation;      // Of the keys; times SegmentView::reach that of the logits.
+  float value_squared;  // Square of the spread of the mean value.
+
+  __device__ ClusterScatter(uint16_t size, float key_spread, float value_spread) {
+    log2_size = size == 0 ? -INFINITY : __log2f(static_cast<float>(size));
+    log_size = size == 0 ? 0 : kLn2 * log2_size;
+    reached = SquareRoot(2 * log_size);
+    deviation = SquareRoot(fmaxf(key_spread, 0));
+    value_squared = value_spread * value_spread;
+  }
+
+  // The deviation of the logits, finite and far beyond what makes a difference.
+  __device__ float LogitDeviation(float reach) const {
+    constexpr float kDeviationMax = 1e15f;
+    return fminf(reach * deviation, kDeviationMax);
+  }
+
+  // log2 of how much more mass the tokens have than `size` at the centroid, for logits of deviation
+  // `s`: half of what normal ones would have (docs/decisions/009-index-arrays.md).
+  __device__ float LogGain(float s) const {
+    const float normal = s <= reached ? 0.5f * s * s : s * reached - log_size;
+    return (0.5f * kLog2E) * fminf(normal, s);
+  }
+
+  // log2 of what estimating the cluster is expected to do to the output, but for its share of the
+  // mass: as Kernels::rank_clusters of the CPU (docs/decisions/006-ranking.md).
+  __device__ float LogMisjudged(float s) const {
+    constexpr float kLargest = 8, kSixth = 1.0f / 6;  // v up to 64.
+    s = fminf(s, kLargest);
+    const float v = s * s;
+    const float tail = 0.375f * v - 0.5f * fminf(0.5f * v, s);
+    const float grown = v * (1 + v * (0.5f + v * kSixth));  // exp(v) - 1, to third order
+    const float squared = value_squared * __fdividef(grown, 1 + grown);
+    return kLog2E * tail + fmaxf(0.5f * __log2f(squared), kLogFloor);  // Also of nothing: nothing.
+  }
+};
 
 // Ranks a stretch of tiles of kClusterPad clusters for up to kHeads (4, 8 or 16) query heads; each
 // warp every kStepWarps-th.
@@ -144,7 +177,7 @@ struct ClusterRanker {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         queries[n].scale[c] = step.workspace.query_scales[unit * kGroupMax + Head(n, c)];
-        queries[n].view[c] = {0, 0};
+        queries[n].view[c] = {};
       }
     }
   }
@@ -194,19 +227,25 @@ struct ClusterRanker {
     }
   }
 
-  // Logits of this lane's clusters for its heads of tile n.
-  __device__ void Score(const Stage& stage, int n, float scale, float (&scores)[kRows][2]) const {
+  // log2 of the estimated mass of this lane's clusters for its heads of tile n, and of their rank
+  // but for the mass of all.
+  __device__ void Score(const Stage& stage, int n, float scale, bool by_mass,
+                        float (&masses)[kRows][2], float (&ranks)[kRows][2]) const {
     int dots[kRows][2];
     Multiply(stage, n, dots);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const uint16_t size = stage.sizes[Row(r)];
-      const float log_size = size == 0 ? -INFINITY : __log2f(static_cast<float>(size));
+      const int row = Row(r);
+      const ClusterScatter cluster(stage.sizes[row], stage.key_spreads[row],
+                                   stage.value_spreads[row]);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
+        const SegmentView& view = queries[n].view[c];
         const float dot = static_cast<float>(dots[r][c]) * queries[n].scale[c];
-        scores[r][c] =
-            scale * (dot * stage.scales[Row(r)] + queries[n].view[c].mean_dot) + log_size;
+        const float s = cluster.LogitDeviation(view.reach);
+        masses[r][c] = scale * (dot * stage.scales[row] + view.mean_dot) + cluster.log2_size +
+                       cluster.LogGain(s);
+        ranks[r][c] = masses[r][c] + (by_mass ? 0 : cluster.LogMisjudged(s));
       }
     }
   }
@@ -253,8 +292,8 @@ struct ClusterRanker {
       }
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        float scores[kRows][2];
-        Score(stage, n, scale, scores);
+        float masses[kRows][2], its_ranks[kRows][2];
+        Score(stage, n, scale, step.shape.rank_by_mass, masses, its_ranks);
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const uint32_t h = Head(n, c);
@@ -264,20 +303,16 @@ struct ClusterRanker {
               const int row = Row(r);
               const uint32_t at =
                   h * step.shape.cluster_capacity + (tile - begin) * kClusterPad + row;
-              logits[at] = scores[r][c];
-              ranks[at] = step.shape.rank_by_mass
-                              ? scores[r][c]
-                              : scores[r][c] + LogMisjudged(queries[n].view[c].reach_squared,
-                                                            stage.key_spreads[row],
-                                                            stage.value_spreads[row]);
+              logits[at] = masses[r][c];
+              ranks[at] = its_ranks[r][c];
             }
           }
           float largest = max[n][c];
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) largest = fmaxf(largest, scores[r][c]);
+          for (int r = 0; r < kRows; ++r) largest = fmaxf(largest, masses[r][c]);
           sum[n][c] *= Exp2(max[n][c] - largest);
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) sum[n][c] += Exp2(scores[r][c] - largest);
+          for (int r = 0; r < kRows; ++r) sum[n][c] += Exp2(masses[r][c] - largest);
           max[n][c] = largest;
         }
       }

@@ -163,8 +163,10 @@ struct PartialMass {
 
 // What a query head sees of a whole segment.
 struct SegmentView {
-  float mean_dot;       // q . key_mean
-  float reach_squared;  // scale^2 * sum over dims of q^2 * spread_share
+  float mean_dot;  // q . key_mean
+  // scale * sqrt(sum over dims of q^2 * spread_share): how far the logits of a cluster's tokens
+  // scatter, for a spread of 1.
+  float reach;
 };
 
 struct UnitCounts {
@@ -180,7 +182,7 @@ struct StepWorkspace {
   int8_t* query_bytes;     // [units, 2, kGroupMax, head_dim] high, low: q = scale (128 high + low)
   float* query_scales;     // [units, kGroupMax]
   SegmentView* views;      // [units, segment_capacity, group]
-  float* logits;           // [units, group, cluster_capacity] base 2, log size added
+  float* logits;           // [units, group, cluster_capacity] log2 of the estimated mass
   float* ranks;            // likewise: log2 of the rank times the mass; -inf: padding
   PartialMass* rank_mass;  // [units, splits.rank, group]
   float* cluster_mass;     // [units, group] log2 of all clusters' estimated mass

@@ -178,4 +178,12 @@ uint32_t FixedRetrievalCount(const ZoneBudget& budget, uint32_t clusters) {
   return static_cast<uint32_t>(std::min<double>(budget.value, clusters));
 }
 
+uint32_t UnsketchedRetrievalCount(const ZoneBudget& budget, bool sketch, uint32_t clusters) {
+  uint32_t count = FixedRetrievalCount(budget, clusters);
+  if (sketch && budget.sketch_clusters > 0) {
+    count = std::max({count, budget.sketch_clusters, CeilOfShare(kUnsketchedRatio, clusters)});
+  }
+  return std::min(count, clusters);
+}
+
 }  // namespace wavekv

@@ -98,6 +98,30 @@ TEST(SelectZones, RatioIsRoundedUp) {
   }
 }
 
+TEST(SelectZones, WithoutSketchesWhatTheyWouldServeIsRetrieved) {
+  const ZoneBudget plenty = {.value = 0.05}, count = {BudgetKind::kClusters, 200};
+  struct Row {
+    const char* why;
+    ZoneBudget budget;
+    bool sketch;
+    uint32_t clusters, retrieved;
+  };
+  const Row rows[] = {
+      {"fewer than are sketched", ZoneBudget(), true, 60, 60},
+      {"as many as are sketched", ZoneBudget(), true, 8000, kDefaultSketchClusters},
+      {"a share of many", ZoneBudget(), true, 70000, 980},
+      {"a budget that retrieves more", plenty, true, 70000, 3500},
+      {"a sequence without sketches", ZoneBudget(), false, 70000, 350},
+      {"a budget that sketches nothing", Budget(BudgetKind::kRatio, 0.005), true, 70000, 350},
+      {"a count", count, true, 8000, 200},
+      {"nothing at all", ZoneBudget(), true, 0, 0},
+  };
+  for (const Row& row : rows) {
+    EXPECT_EQ(UnsketchedRetrievalCount(row.budget, row.sketch, row.clusters), row.retrieved)
+        << row.why;
+  }
+}
+
 TEST(SelectZones, BestFirstAndTiesByIndex) {
   const ZonePlan plan =
       Select(Ranked({0.1f, 0.3f, 0.1f, 0.3f, 0.2f, 0.1f}), Budget(BudgetKind::kClusters, 4));

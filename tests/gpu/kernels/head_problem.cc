@@ -222,6 +222,22 @@ double StepOracle::Logit(uint32_t g, uint32_t cluster) const {
   return scale_ * dot;
 }
 
+double StepOracle::Deviation(uint32_t g, uint32_t cluster) const {
+  const SegmentArrays& segment = head_.segments[head_.cluster_segment[cluster]];
+  double seen = 0;
+  for (uint32_t d = 0; d < head_.dim; ++d) {
+    seen += std::pow(queries_[g * head_.dim + d], 2) * segment.spread_share[d];
+  }
+  return scale_ * std::sqrt(seen * head_.key_spreads[cluster]);
+}
+
+double StepOracle::LogMass(uint32_t g, uint32_t cluster) const {
+  const double log_size = std::log(head_.sizes[cluster]), s = Deviation(g, cluster);
+  const double reached = std::sqrt(2 * log_size);
+  const double normal = s <= reached ? s * s / 2 : s * reached - log_size;
+  return Logit(g, cluster) + log_size + std::min(normal, s) / 2;
+}
+
 double StepOracle::Dot(uint32_t g, const uint16_t* row) const {
   double dot = 0;
   for (uint32_t d = 0; d < head_.dim; ++d) {
@@ -243,7 +259,7 @@ std::vector<std::pair<const uint16_t*, const uint16_t*>> StepOracle::SteadyRows(
 }
 
 std::vector<double> StepOracle::Ranks(bool by_mass) const {
-  constexpr double kVarianceMax = 4;
+  constexpr double kVarianceMax = 64;
   const auto rows = SteadyRows();
   std::vector<double> ranks(head_.cluster_count());
   for (uint32_t c = 0; c < head_.cluster_count(); ++c) ranks[c] = head_.sizes[c] == 0 ? -1 : 0;
@@ -252,7 +268,7 @@ std::vector<double> StepOracle::Ranks(bool by_mass) const {
     double largest = -HUGE_VAL, total = 0;
     for (uint32_t c = 0; c < head_.cluster_count(); ++c) {
       if (head_.sizes[c] == 0) continue;
-      logits[c] = Logit(g, c) + std::log(head_.sizes[c]);
+      logits[c] = LogMass(g, c);
       largest = std::max(largest, logits[c]);
     }
     for (uint32_t c = 0; c < head_.cluster_count(); ++c) {
@@ -264,14 +280,11 @@ std::vector<double> StepOracle::Ranks(bool by_mass) const {
     for (uint32_t c = 0; c < head_.cluster_count(); ++c) {
       if (head_.sizes[c] == 0) continue;
       const double share = std::exp(logits[c] - largest) / total;
-      double seen = 0;
-      const SegmentArrays& segment = head_.segments[head_.cluster_segment[c]];
-      for (uint32_t d = 0; d < head_.dim; ++d) {
-        seen += std::pow(queries_[g * head_.dim + d], 2) * segment.spread_share[d];
-      }
-      const double v = std::min(scale_ * scale_ * seen * head_.key_spreads[c], kVarianceMax);
-      ranks[c] +=
-          by_mass ? share : share * head_.value_spreads[c] * std::sqrt(v * (1 + v * (0.5 + v / 6)));
+      const double v = std::min(std::pow(Deviation(g, c), 2), kVarianceMax);
+      const double tail = std::exp(0.375 * v - 0.5 * std::min(0.5 * v, std::sqrt(v)));
+      const double grown = v * (1 + v * (0.5 + v / 6));
+      const double misjudged = tail * head_.value_spreads[c] * std::sqrt(grown / (1 + grown));
+      ranks[c] += by_mass ? share : share * misjudged;
     }
   }
   return ranks;
@@ -295,7 +308,7 @@ StepOracle::Output StepOracle::Attend(const std::vector<uint32_t>& retrieved) co
     for (const auto& [key, value] : rows) logits.push_back(Dot(g, key));
     for (uint32_t c = 0; c < head_.cluster_count(); ++c) {
       if (head_.sizes[c] == 0 || is_retrieved[c]) continue;
-      logits.push_back(Logit(g, c) + std::log(head_.sizes[c]));
+      logits.push_back(LogMass(g, c));
     }
     const double largest =
         logits.empty() ? -HUGE_VAL : *std::max_element(logits.begin(), logits.end());

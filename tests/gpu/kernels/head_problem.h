@@ -80,7 +80,11 @@ class StepOracle {
   Output Attend(const std::vector<uint32_t>& retrieved) const;
 
  private:
-  double Logit(uint32_t g, uint32_t cluster) const;  // Without the size.
+  double Logit(uint32_t g, uint32_t cluster) const;  // Of the centroid.
+  // Deviation of the logits of the cluster's tokens about it.
+  double Deviation(uint32_t g, uint32_t cluster) const;
+  // Log of the estimated mass; the cluster has tokens.
+  double LogMass(uint32_t g, uint32_t cluster) const;
   double Dot(uint32_t g, const uint16_t* row) const;
   std::vector<std::pair<const uint16_t*, const uint16_t*>> SteadyRows() const;
 
