@@ -54,6 +54,7 @@ struct UnitArrays {
   std::vector<float> centroid_scales, value_scales, key_spreads, means;
   std::vector<uint16_t> sizes, cluster_segment, sinks, ring;
   std::vector<uint32_t> first_row;
+  uint64_t appended = 0;  // End of the exact tokens; more than were built with: appended ones.
 };
 
 absl::StatusOr<UnitArrays> Download(const ReplayInput& input) {
@@ -72,6 +73,8 @@ absl::StatusOr<UnitArrays> Download(const ReplayInput& input) {
   WAVEKV_ASSIGN_OR_RETURN(unit.sizes, Fetch(layer.sizes + first, clusters));
   WAVEKV_ASSIGN_OR_RETURN(unit.cluster_segment, Fetch(layer.cluster_segment + first, clusters));
   WAVEKV_ASSIGN_OR_RETURN(unit.first_row, Fetch(layer.first_row + first, clusters));
+  WAVEKV_ASSIGN_OR_RETURN(const auto states, Fetch(layer.state + input.unit, 1));
+  unit.appended = states.front().appended;
   const size_t mean_floats = size_t{shape.segments} * 3 * kBenchDim;
   WAVEKV_ASSIGN_OR_RETURN(unit.means, Fetch(layer.means + input.unit * mean_floats, mean_floats));
   const size_t sinks = 2 * kBenchSinks * kBenchDim, ring = size_t{2} * kBenchRing * kBenchDim;
@@ -106,7 +109,7 @@ class Replayer {
       AddRow(g, &arrays_.sinks[i * kBenchDim], &arrays_.sinks[(kBenchSinks + i) * kBenchDim],
              {&replayed, &exact, &paper});
     }
-    for (uint32_t token = shape.tokens - kBenchWindow; token < shape.tokens; ++token) {
+    for (uint64_t token = shape.tokens - kBenchWindow; token < arrays_.appended; ++token) {
       const size_t row = token % kBenchRing;
       AddRow(g, &arrays_.ring[row * kBenchDim], &arrays_.ring[(kBenchRing + row) * kBenchDim],
              {&replayed, &exact, &paper});

@@ -30,15 +30,15 @@ struct BlockAttention {
     uint32_t count;
   };
 
-  // A split of them, for `warps` warps of the CTA; the others are idle. kHost: they lie in the
-  // pool.
+  // Split `split` of `splits` of them, a warp every so many pairs; nothing beyond. kHost: they lie
+  // in the pool.
   template <bool kHost>
   static __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit,
                              const List& list, uint32_t split, uint32_t splits,
                              QueryFragments<kDim, kTiles>* queries, Stage* ring,
                              CombineBuffer<kDim, kTiles>* combine, float* out, PartialMass* mass) {
     const uint32_t group = step.shape.group, warp_idx = threadIdx.x / 32;
-    if (2 * split * kStepWarps >= list.count) {
+    if (split >= splits || 2 * split * kStepWarps >= list.count) {
       WriteEmptyPartial<kDim>(group, out, mass);
       return;
     }
@@ -185,11 +185,12 @@ struct EstimateAttention {
   }
 
   static __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit,
-                             uint32_t split, Stage* ring, CombineBuffer<kDim, kTiles>* combine,
-                             float* partial, PartialMass* mass) {
-    const uint32_t splits = step.splits.estimate, tiles = head.cluster_count / kClusterPad;
+                             uint32_t split, uint32_t splits, Stage* ring,
+                             CombineBuffer<kDim, kTiles>* combine, float* partial,
+                             PartialMass* mass) {
+    const uint32_t tiles = head.cluster_count / kClusterPad;
     const uint32_t begin = tiles * split / splits, end = tiles * (split + 1) / splits;
-    if (begin == end) {
+    if (split >= splits || begin == end) {
       WriteEmptyPartial<kDim>(step.shape.group, partial, mass);
       return;
     }
@@ -393,15 +394,21 @@ __global__ void __launch_bounds__(kStepThreads, kTiles == 1 && kDim <= 128 ? 3 :
 
   const uint32_t capacity = kClusterBlocksMax * step.shape.retrieve_capacity;
   const BlockRef* blocks = step.workspace.blocks + size_t{unit} * capacity;
+  const uint32_t hits = counts->hits, misses = counts->misses;
+  // While many misses cross the bus there is time for the rest, and fewer that read the device's
+  // memory at once leave the bus its full speed: 2 to 3 % of a step at a tenth missed.
+  const bool in_the_shadow = misses > hits / 32;
+  const uint32_t hit_splits = in_the_shadow ? (splits.hits + 2) / 3 : splits.hits;
+  const uint32_t zone_splits = in_the_shadow ? (2 * splits.estimate + 2) / 3 : splits.estimate;
   if (split < splits.misses) {
-    Blocks::template Run<true>(step, head, unit, {blocks + capacity - 1, -1, counts->misses}, split,
+    Blocks::template Run<true>(step, head, unit, {blocks + capacity - 1, -1, misses}, split,
                                splits.misses, &queries, shared.blocks, &shared.combine, out, mass);
   } else if (split -= splits.misses; split < splits.hits) {
-    Blocks::template Run<false>(step, head, unit, {blocks, 1, counts->hits}, split, splits.hits,
-                                &queries, shared.blocks, &shared.combine, out, mass);
+    Blocks::template Run<false>(step, head, unit, {blocks, 1, hits}, split, hit_splits, &queries,
+                                shared.blocks, &shared.combine, out, mass);
   } else {
-    EstimateAttention<T, kDim, kTiles>::Run(step, head, unit, split - splits.hits, shared.clusters,
-                                            &shared.combine, out, mass);
+    EstimateAttention<T, kDim, kTiles>::Run(step, head, unit, split - splits.hits, zone_splits,
+                                            shared.clusters, &shared.combine, out, mass);
   }
 
   __threadfence();

@@ -18,7 +18,7 @@ absl::Status Launch(const KMeansTask* tasks, const KMeansShape& shape, GpuStream
   const dim3 assign_grid((shape.token_count_max + Assign::kTokens - 1) / Assign::kTokens,
                          shape.task_count);
   const dim3 update_grid(kUpdateCtas, shape.task_count);
-  KMeansInitKernel<T, kDim><<<shape.task_count, kUpdateThreads, 0, stream>>>(tasks);
+  KMeansInitKernel<T, kDim><<<shape.task_count, kInitThreads, 0, stream>>>(tasks);
   WAVEKV_CUDA_RETURN_IF_ERROR(cudaGetLastError());
   for (uint32_t i = 0; i < shape.iterations; ++i) {
     assign<<<assign_grid, kAssignThreads, kSharedBytes, stream>>>(tasks);

@@ -8,7 +8,9 @@ namespace wavekv::gpu {
 
 inline constexpr int kAssignThreads = 128;
 inline constexpr int kAssignWarps = kAssignThreads / 32;
-inline constexpr int kUpdateThreads = 512;
+inline constexpr int kInitThreads = 1024;  // A CTA a task: they are few.
+inline constexpr int kInitWarps = kInitThreads / 32;
+inline constexpr int kUpdateThreads = 256;
 inline constexpr int kUpdateWarps = kUpdateThreads / 32;
 inline constexpr int kUpdateCtas = 4;  // Of a task; each has its share of the clusters.
 
@@ -29,6 +31,28 @@ struct LaneDims {
     return dims;
   }
 };
+
+// Adds up the keys number row_of(0) to row_of(count - 1), in this order; a warp's loads of several
+// are in flight, also of the last few.
+template <typename T, int kDim, typename RowOf>
+__device__ LaneDims<T, kDim> SumKeys(const T* keys, uint32_t count, RowOf row_of) {
+  constexpr uint32_t kAtOnce = 8;
+  constexpr int kCount = LaneDims<T, kDim>::kCount;
+  LaneDims<T, kDim> sum = {};
+  for (uint32_t i = 0; i < count; i += kAtOnce) {
+    LaneDims<T, kDim> rows[kAtOnce];
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
+      rows[k] = LaneDims<T, kDim>::Load(keys + size_t{row_of(min(i + k, count - 1))} * kDim);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+      for (int d = 0; d < kCount; ++d) sum.x[d] += i + k < count ? rows[k].x[d] : 0;
+    }
+  }
+  return sum;
+}
 
 // Scales `sum` - n * mean to unit length, rounds it to centroid `c` of the task, and notes its
 // offset. A sum without direction gives a centroid of zeros.
@@ -59,29 +83,24 @@ __device__ void WriteCentroid(const KMeansTask& task, uint32_t c, LaneDims<T, kD
 
 // The mean of a task's keys, and evenly spaced keys as the first centroids. One CTA a task.
 template <typename T, int kDim>
-__global__ void __launch_bounds__(kUpdateThreads) KMeansInitKernel(const KMeansTask* tasks) {
+__global__ void __launch_bounds__(kInitThreads) KMeansInitKernel(const KMeansTask* tasks) {
   using Dims = LaneDims<T, kDim>;
-  __shared__ float sums[kUpdateWarps][kDim];
+  __shared__ float sums[kInitWarps][kDim];
   const KMeansTask task = tasks[blockIdx.x];
   const T* keys = static_cast<const T*>(task.keys);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Dims sum = {};
-#pragma unroll 16
-  for (uint32_t row = warp; row < task.token_count; row += kUpdateWarps) {
-    const Dims key = Dims::Load(keys + size_t{row} * kDim);
-#pragma unroll
-    for (int i = 0; i < Dims::kCount; ++i) sum.x[i] += key.x[i];
-  }
+  const uint32_t own = (task.token_count + kInitWarps - 1 - warp) / kInitWarps;
+  const Dims sum = SumKeys<T, kDim>(keys, own, [&](uint32_t i) { return warp + kInitWarps * i; });
 #pragma unroll
   for (int i = 0; i < Dims::kCount; ++i) sums[warp][lane * Dims::kCount + i] = sum.x[i];
   __syncthreads();
-  for (uint32_t d = threadIdx.x; d < kDim; d += kUpdateThreads) {
+  for (uint32_t d = threadIdx.x; d < kDim; d += kInitThreads) {
     float total = 0;
-    for (int w = 0; w < kUpdateWarps; ++w) total += sums[w][d];
+    for (int w = 0; w < kInitWarps; ++w) total += sums[w][d];
     task.mean[d] = total / task.token_count;
   }
   __syncthreads();
-  for (uint32_t c = warp; c < task.centroid_count; c += kUpdateWarps) {
+  for (uint32_t c = warp; c < task.centroid_count; c += kInitWarps) {
     const uint32_t row = static_cast<uint64_t>(c) * task.token_count / task.centroid_count;
     WriteCentroid<T, kDim>(task, c, Dims::Load(keys + size_t{row} * kDim), 1);
   }
@@ -272,22 +291,8 @@ __global__ void __launch_bounds__(kUpdateThreads) KMeansUpdateKernel(const KMean
       sorted[begin + rank] = token;
     }
     __syncwarp();
-    Dims sum = {};
-    // Loads of several rows are in flight, also of the last few.
-    constexpr uint32_t kAtOnce = 8;
-    for (uint32_t i = 0; i < n; i += kAtOnce) {
-      Dims rows[kAtOnce];
-#pragma unroll
-      for (uint32_t k = 0; k < kAtOnce; ++k) {
-        rows[k] = Dims::Load(keys + size_t{sorted[begin + min(i + k, n - 1)]} * kDim);
-      }
-#pragma unroll
-      for (uint32_t k = 0; k < kAtOnce; ++k) {
-        if (i + k >= n) break;
-#pragma unroll
-        for (int d = 0; d < Dims::kCount; ++d) sum.x[d] += rows[k].x[d];
-      }
-    }
+    const Dims sum =
+        SumKeys<T, kDim>(keys, n, [&](uint32_t i) { return uint32_t{sorted[begin + i]}; });
     WriteCentroid<T, kDim>(task, first + c, sum, n);
   }
 }

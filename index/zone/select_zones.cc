@@ -181,7 +181,8 @@ uint32_t FixedRetrievalCount(const ZoneBudget& budget, uint32_t clusters) {
 uint32_t UnsketchedRetrievalCount(const ZoneBudget& budget, bool sketch, uint32_t clusters) {
   uint32_t count = FixedRetrievalCount(budget, clusters);
   if (sketch && budget.sketch_clusters > 0) {
-    count = std::max({count, budget.sketch_clusters, CeilOfShare(kUnsketchedRatio, clusters)});
+    const auto instead = static_cast<uint32_t>(kUnsketchedShare * budget.sketch_clusters);
+    count = std::max({count, instead, CeilOfShare(kUnsketchedRatio, clusters)});
   }
   return std::min(count, clusters);
 }

@@ -19,8 +19,8 @@ ZonePlan SelectZones(HeadIndex index, const ClusterScores& scores, std::span<con
 // retrieves.
 uint32_t FixedRetrievalCount(const ZoneBudget& budget, uint32_t clusters);
 
-// Likewise, for a step that has no sketch: where the budget sketches some, at least as many as
-// these, and 1.4 % (docs/decisions/010-gpu-step.md).
+// Likewise, for a step that has no sketch: where the budget sketches some, at least a seventh more
+// than these, and 1.4 % (docs/decisions/010-gpu-step.md).
 uint32_t UnsketchedRetrievalCount(const ZoneBudget& budget, bool sketch, uint32_t clusters);
 
 }  // namespace wavekv

@@ -108,7 +108,7 @@ TEST(SelectZones, WithoutSketchesWhatTheyWouldServeIsRetrieved) {
   };
   const Row rows[] = {
       {"fewer than are sketched", ZoneBudget(), true, 60, 60},
-      {"as many as are sketched", ZoneBudget(), true, 8000, kDefaultSketchClusters},
+      {"a seventh more than are sketched", ZoneBudget(), true, 8000, 128},
       {"a share of many", ZoneBudget(), true, 70000, 980},
       {"a budget that retrieves more", plenty, true, 70000, 3500},
       {"a sequence without sketches", ZoneBudget(), false, 70000, 350},
