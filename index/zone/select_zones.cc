@@ -181,7 +181,7 @@ uint32_t FixedRetrievalCount(const ZoneBudget& budget, uint32_t clusters) {
 uint32_t UnsketchedRetrievalCount(const ZoneBudget& budget, bool sketch, uint32_t clusters) {
   uint32_t count = FixedRetrievalCount(budget, clusters);
   if (sketch && budget.sketch_clusters > 0) {
-    const auto instead = static_cast<uint32_t>(kUnsketchedShare * budget.sketch_clusters);
+    const uint32_t instead = budget.sketch_clusters + budget.sketch_clusters / 7;
     count = std::max({count, instead, CeilOfShare(kUnsketchedRatio, clusters)});
   }
   return std::min(count, clusters);

@@ -14,9 +14,8 @@ enum class BudgetKind : uint8_t { kRatio, kClusters, kCoverage, kError };
 
 inline constexpr double kDefaultRetrievalRatio = 0.005;
 inline constexpr uint32_t kDefaultSketchClusters = 112;
-// What a step without sketches retrieves at least (UnsketchedRetrievalCount): of the clusters, and
-// of those that would have been sketched.
-inline constexpr double kUnsketchedRatio = 0.014, kUnsketchedShare = 8.0 / 7;
+// Of the clusters, what a step without sketches retrieves at least (UnsketchedRetrievalCount).
+inline constexpr double kUnsketchedRatio = 0.014;
 inline constexpr uint32_t kSketchClustersMax = 4096;
 
 // How many clusters the retrieval zone of one KV head gets.
