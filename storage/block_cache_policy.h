@@ -94,8 +94,9 @@ std::unique_ptr<BlockCachePolicy> MakeLruBlockCachePolicy(uint32_t slot_count);
 // after 1.5 times slot_count look-ups of any block. Blocks that were asked for lately are
 // remembered while they are not cached, twice slot_count of them (LRFU: D. Lee et al., "LRFU: a
 // spectrum of policies that subsumes the least recently used and least frequently used policies",
-// 2001). Operations are O(log slot_count). Where the worst 64 blocks are all in use, an admission
-// is refused.
+// 2001). Look-ups and Adopt are amortised O(1), evictions O(log slot_count), and those that many
+// look-ups came before a little more. Where the worst 64 blocks are all in use, an admission is
+// refused.
 std::unique_ptr<BlockCachePolicy> MakeLrfuBlockCachePolicy(uint32_t slot_count);
 
 }  // namespace wavekv

@@ -69,7 +69,7 @@ class BlockCacheSlots : public BlockCachePolicy {
   virtual void OnEvicted(uint32_t slot) = 0;
   virtual void OnErased(uint32_t slot) = 0;
   // The filled slot that gives way: one that no step after `completed_step` reads; kNoSlot: none.
-  virtual uint32_t Victim(uint64_t completed_step) const = 0;
+  virtual uint32_t Victim(uint64_t completed_step) = 0;
 
   const CacheSlot& slot(uint32_t idx) const { return slots_[idx]; }
   std::vector<CacheSlot>* mutable_slots() { return &slots_; }
