@@ -1,5 +1,6 @@
 #include "gpu/buffer_stager.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -17,6 +18,7 @@
 #include "gpu/resident/resident_region.h"
 #include "gpu/sequence_region.h"
 #include "gpu/tenant_buffer.h"
+#include "storage/base/cpuset.h"
 #include "storage/base/descriptor_protocol.h"
 #include "storage/base/log.h"
 #include "storage/base/shared_memory.h"
@@ -29,6 +31,8 @@ namespace {
 constexpr auto kFetchTimeout = std::chrono::seconds(3);
 // Steps whose misses wait to be admitted; those of further steps are forgotten, and miss again.
 constexpr size_t kAdmitQueueMax = 256;
+// Threads that keep the books of resident regions. More would wait for the device's transfers.
+constexpr int kBookkeepersMax = 4;
 constexpr char kHostBackend[] = "host";
 constexpr char kCudaBackend[] = "cuda";
 constexpr uint32_t kStagingTokensMax = 1u << 24;
@@ -74,7 +78,11 @@ class BufferStager : public Stager {
       : options_(options),
         link_(std::move(link)),
         admitter_(ThreadPoolOptions{
-            .thread_count = 1, .name = "wave_admit", .queue_max = kAdmitQueueMax}) {}
+            .thread_count = 1, .name = "wave_admit", .queue_max = kAdmitQueueMax}),
+        bookkeepers_(std::make_shared<ThreadPool>(ThreadPoolOptions{
+            .thread_count = std::clamp(UsableCpuCount() / 2, 1, kBookkeepersMax) - 1,
+            .name = "wave_books",
+            .on_demand = true})) {}
   ~BufferStager() override;
 
   absl::StatusOr<WaveBufferAccess> Access(const TenantId& tenant, int64_t client_uid) override;
@@ -124,7 +132,9 @@ class BufferStager : public Stager {
   std::map<TenantId, Tenant> tenants_ ABSL_GUARDED_BY(mutex_);  // Nodes stay where they are.
   absl::flat_hash_map<SequenceId, Attached> sequences_ ABSL_GUARDED_BY(mutex_);
 
-  ThreadPool admitter_;  // Last: it stops first.
+  ThreadPool admitter_;  // After what its tasks use: it stops first.
+  // Beside the thread that goes its rounds of the resident regions; from the first round on.
+  const std::shared_ptr<ThreadPool> bookkeepers_;
 };
 
 BufferStager::~BufferStager() {
@@ -353,7 +363,8 @@ absl::StatusOr<std::unique_ptr<ResidentSequence>> BufferStager::AttachResident(
                      "wavebufferd with --backend=cuda"));
   }
   WAVEKV_ASSIGN_OR_RETURN(const auto held, EnsureBuffer(tenant));
-  auto region = resident::CreateResidentRegion(held->buffer, sequence, shape, max_tokens, options);
+  auto region = resident::CreateResidentRegion(held->buffer, sequence, shape, max_tokens, options,
+                                               bookkeepers_);
   if (absl::IsResourceExhausted(region.status())) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "sequence ", sequence.value(), ": ", region.status().message(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -28,7 +29,7 @@ void KeepApart(std::vector<ByteCopy>* copies) {
 class ResidentRegion : public ResidentSequence {
  public:
   ResidentRegion(std::shared_ptr<TenantBuffer> buffer, const RegionPlace& place,
-                 const ResidentHeader& header);
+                 const ResidentHeader& header, std::shared_ptr<ThreadPool> helpers);
   ~ResidentRegion() override { Close(nullptr); }
 
   absl::Status WriteHeader();
@@ -62,19 +63,27 @@ class ResidentRegion : public ResidentSequence {
   absl::Status HearLogs(std::span<ResidentUnit* const> active)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HearTables(std::span<ResidentUnit* const> active);
+  absl::Status EndRounds(std::span<ResidentUnit* const> active);
+  // Units have nothing in common: fn(0) ... fn(count - 1) on several threads.
+  void ForEach(size_t count, const std::function<void(size_t)>& fn);
 
   const std::shared_ptr<TenantBuffer> buffer_;
   BufferMemory& memory_;
   const RegionPlace place_;
   const ResidentHeader header_;
+  const std::shared_ptr<ThreadPool> helpers_;  // May be null.
   mutable Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<ResidentUnit> units_ ABSL_GUARDED_BY(mutex_);
 };
 
 ResidentRegion::ResidentRegion(std::shared_ptr<TenantBuffer> buffer, const RegionPlace& place,
-                               const ResidentHeader& header)
-    : buffer_(std::move(buffer)), memory_(buffer_->memory()), place_(place), header_(header) {
+                               const ResidentHeader& header, std::shared_ptr<ThreadPool> helpers)
+    : buffer_(std::move(buffer)),
+      memory_(buffer_->memory()),
+      place_(place),
+      header_(header),
+      helpers_(std::move(helpers)) {
   for (uint32_t unit = 0; unit < unit_count(); ++unit) {
     units_.emplace_back(header.unit,
                         place.offset + header.units_offset + unit * header.unit.unit_bytes,
@@ -228,7 +237,8 @@ absl::Status ResidentRegion::HearLogs(std::span<ResidentUnit* const> active) {
   if (telling.empty()) return absl::OkStatus();
   WAVEKV_RETURN_IF_ERROR(memory_.Read(logs));
   WAVEKV_ASSIGN_OR_RETURN(const std::vector<gpu::HeadState> later, States());
-  for (ResidentUnit* unit : telling) unit->Hear(later[unit - units_.data()]);
+  const ResidentUnit* const first = units_.data();
+  ForEach(telling.size(), [&](size_t i) { telling[i]->Hear(later[telling[i] - first]); });
   return absl::OkStatus();
 }
 
@@ -246,6 +256,27 @@ absl::Status ResidentRegion::HearTables(std::span<ResidentUnit* const> active) {
   return absl::OkStatus();
 }
 
+void ResidentRegion::ForEach(size_t count, const std::function<void(size_t)>& fn) {
+  if (helpers_ != nullptr && count > 1) return helpers_->ParallelFor(count, fn);
+  for (size_t i = 0; i < count; ++i) fn(i);
+}
+
+absl::Status ResidentRegion::EndRounds(std::span<ResidentUnit* const> active) {
+  struct Writes {
+    std::vector<BufferEntry> entries;
+    std::vector<BufferWord> words;
+  };
+  std::vector<Writes> of_units(active.size());
+  ForEach(active.size(),
+          [&](size_t i) { active[i]->EndRound(&of_units[i].entries, &of_units[i].words); });
+  Writes all;
+  for (const Writes& writes : of_units) {
+    all.entries.insert(all.entries.end(), writes.entries.begin(), writes.entries.end());
+    all.words.insert(all.words.end(), writes.words.begin(), writes.words.end());
+  }
+  return all.entries.empty() ? absl::OkStatus() : memory_.Scatter(all.entries, all.words);
+}
+
 absl::StatusOr<std::vector<uint64_t>> ResidentRegion::Poll() {
   MutexLock lock(&mutex_);
   WAVEKV_RETURN_IF_ERROR(CheckOpen(0));
@@ -257,10 +288,7 @@ absl::StatusOr<std::vector<uint64_t>> ResidentRegion::Poll() {
   if (!active.empty()) {
     WAVEKV_RETURN_IF_ERROR(HearLogs(active));
     WAVEKV_RETURN_IF_ERROR(HearTables(active));
-    std::vector<BufferEntry> entries;
-    std::vector<BufferWord> words;
-    for (ResidentUnit* unit : active) unit->EndRound(&entries, &words);
-    if (!entries.empty()) WAVEKV_RETURN_IF_ERROR(memory_.Scatter(entries, words));
+    WAVEKV_RETURN_IF_ERROR(EndRounds(active));
   }
   std::vector<uint64_t> appended;
   for (uint32_t layer = 0; layer < header_.layer_count; ++layer) {
@@ -360,11 +388,12 @@ ResidentCounters ResidentRegion::counters() const {
 
 absl::StatusOr<std::unique_ptr<ResidentSequence>> CreateResidentRegion(
     std::shared_ptr<TenantBuffer> buffer, SequenceId sequence, const ModelShape& shape,
-    uint64_t max_tokens, const ResidentOptions& options) {
+    uint64_t max_tokens, const ResidentOptions& options, std::shared_ptr<ThreadPool> helpers) {
   WAVEKV_ASSIGN_OR_RETURN(ResidentHeader header, PlanResident(shape, max_tokens, options));
   header.sequence_id = sequence.value();
   WAVEKV_ASSIGN_OR_RETURN(const RegionPlace place, buffer->Carve(header.region_bytes));
-  auto region = std::make_unique<ResidentRegion>(std::move(buffer), place, header);
+  auto region =
+      std::make_unique<ResidentRegion>(std::move(buffer), place, header, std::move(helpers));
   WAVEKV_RETURN_IF_ERROR(region->WriteHeader());  // Or else it closes itself.
   return region;
 }

@@ -1,6 +1,6 @@
 #include "gpu/resident/unit_segments.h"
 
-#include <iterator>
+#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -74,8 +74,9 @@ std::vector<PlacedSegment> UnitSegments::Commit(const Version& version) {
   for (const size_t i : version.fresh) {
     const PlacedSegment& placed = version.segments[i];
     WAVEKV_CHECK(live_.emplace(placed.segment.head->uid, placed).second, "a segment comes once");
-    by_block_[placed.numbers.first_block] = {placed.numbers.block_count,
-                                             {placed.segment.head->uid, /*live=*/true}};
+    by_block_.insert(Find(placed.numbers.first_block), {placed.numbers.first_block,
+                                                        placed.numbers.block_count,
+                                                        {placed.segment.head->uid, /*live=*/true}});
   }
   absl::flat_hash_set<uint64_t> kept;
   for (const PlacedSegment& placed : version.segments) kept.insert(placed.segment.head->uid);
@@ -85,18 +86,27 @@ std::vector<PlacedSegment> UnitSegments::Commit(const Version& version) {
   }
   for (const PlacedSegment& placed : gone) {
     live_.erase(placed.segment.head->uid);
-    by_block_.at(placed.numbers.first_block).owner.live = false;
+    Find(placed.numbers.first_block)->owner.live = false;
     leaving_.push_back({placed});
   }
   return gone;
 }
 
+std::vector<UnitSegments::Owned>::iterator UnitSegments::Find(uint32_t first_block) {
+  return std::lower_bound(
+      by_block_.begin(), by_block_.end(), first_block,
+      [](const Owned& owned, uint32_t block) { return owned.first_block < block; });
+}
+
 std::optional<BlockOwner> UnitSegments::OwnerOf(uint32_t block) const {
-  auto after = by_block_.upper_bound(block);
+  // The last that begins at or before it.
+  auto after = std::upper_bound(
+      by_block_.begin(), by_block_.end(), block,
+      [](uint32_t wanted, const Owned& owned) { return wanted < owned.first_block; });
   if (after == by_block_.begin()) return std::nullopt;
   --after;
-  if (block - after->first >= after->second.block_count) return std::nullopt;
-  return after->second.owner;
+  if (block - after->first_block >= after->block_count) return std::nullopt;
+  return after->owner;
 }
 
 void UnitSegments::Read(uint64_t started, uint64_t completed, uint64_t log_settled) {
@@ -112,7 +122,7 @@ void UnitSegments::Release(uint64_t log_read, bool doubts) {
   std::erase_if(leaving_, [&](const Leaving& leaving) {
     if (leaving.log_mark == kUnknown || log_read < leaving.log_mark) return false;
     GiveBack(leaving.placed.numbers);
-    by_block_.erase(leaving.placed.numbers.first_block);
+    by_block_.erase(Find(leaving.placed.numbers.first_block));
     return true;
   });
 }

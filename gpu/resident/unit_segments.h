@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -73,10 +72,12 @@ class UnitSegments {
   absl::flat_hash_map<uint64_t, PlacedSegment> live_;  // By uid.
   std::vector<Leaving> leaving_;
   struct Owned {
+    uint32_t first_block = 0;
     uint32_t block_count = 0;
     BlockOwner owner;
   };
-  std::map<uint32_t, Owned> by_block_;  // First block -> whose it is, of all that have numbers.
+  std::vector<Owned>::iterator Find(uint32_t first_block);
+  std::vector<Owned> by_block_;  // Ascending: whose a block is, of all segments that have numbers.
 };
 
 }  // namespace wavekv::resident

@@ -29,6 +29,7 @@ class RegionHarness {
  public:
   // In the buffer, beside the region.
   static constexpr uint64_t kSpareBytes = 64 << 10;
+  static constexpr int kHelpers = 2;  // Threads of the manager's, beside the caller.
 
   RegionHarness(const ModelShape& shape, uint64_t max_tokens, const ResidentOptions& options,
                 RegionMemory kind = RegionMemory::kHost)
@@ -40,8 +41,9 @@ class RegionHarness {
     auto taking = std::make_unique<TurnTakingMemory>(std::move(memory), test::RunSeed());
     memory_ = taking.get();
     buffer_ = TenantBuffer::Create(std::move(taking), 4).value();
-    sequence_ =
-        CreateResidentRegion(buffer_, kResidentSequence, shape, max_tokens, options).value();
+    sequence_ = CreateResidentRegion(buffer_, kResidentSequence, shape, max_tokens, options,
+                                     std::make_shared<ThreadPool>(kHelpers, "region_test"))
+                    .value();
   }
 
   ResidentSequence& manager() { return *sequence_; }
