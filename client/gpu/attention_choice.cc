@@ -21,8 +21,9 @@ constexpr double kAttendShare = 0.91;
 // The index: a cluster has a code of one byte a dimension with its scale and size, and a value sum.
 constexpr double kTokensPerCluster = 15;
 constexpr double kCodeBesideBytes = 8;
-// The default budget, sketched clusters included; a retrieved cluster is larger than the mean one.
-constexpr double kRetrievedShare = 0.018;
+// The default budget of a step without sketches (UnsketchedRetrievalCount); a retrieved cluster is
+// larger than the mean one.
+constexpr double kRetrievedShare = 0.014;
 constexpr double kRetrievedMin = 128;
 constexpr double kTokensPerRetrieved = 18;
 
