@@ -162,7 +162,7 @@ absl::Status BuildBench::Prepare() {
         const size_t i = tasks.size();
         const uint32_t tokens = std::min(kSegment, options_.tokens - s * kSegment);
         const size_t row = size_t{head} * options_.tokens + size_t{s} * kSegment;
-        tasks.push_back({rows_[copy].data() + row * kDim, tokens,
+        tasks.push_back({rows_[copy].data() + row * kDim, kDim, tokens,
                          std::max(1u, tokens / kTokensPerCluster), means_.data() + i * kDim,
                          centroids_.data() + i * gpu::kCentroidsMax * kDim,
                          offsets_.data() + i * gpu::kCentroidsMax, labels_.data() + i * kSegment});

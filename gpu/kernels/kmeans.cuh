@@ -32,10 +32,11 @@ struct LaneDims {
   }
 };
 
-// Adds up the keys number row_of(0) to row_of(count - 1), in this order; a warp's loads of several
-// are in flight, also of the last few.
+// Adds up the task's keys number row_of(0) to row_of(count - 1), in this order; a warp's loads of
+// several are in flight, also of the last few.
 template <typename T, int kDim, typename RowOf>
-__device__ LaneDims<T, kDim> SumKeys(const T* keys, uint32_t count, RowOf row_of) {
+__device__ LaneDims<T, kDim> SumKeys(const KMeansTask& task, uint32_t count, RowOf row_of) {
+  const T* keys = static_cast<const T*>(task.keys);
   constexpr uint32_t kAtOnce = 8;
   constexpr int kCount = LaneDims<T, kDim>::kCount;
   LaneDims<T, kDim> sum = {};
@@ -43,7 +44,8 @@ __device__ LaneDims<T, kDim> SumKeys(const T* keys, uint32_t count, RowOf row_of
     LaneDims<T, kDim> rows[kAtOnce];
 #pragma unroll
     for (uint32_t k = 0; k < kAtOnce; ++k) {
-      rows[k] = LaneDims<T, kDim>::Load(keys + size_t{row_of(min(i + k, count - 1))} * kDim);
+      rows[k] =
+          LaneDims<T, kDim>::Load(keys + size_t{row_of(min(i + k, count - 1))} * task.key_stride);
     }
 #pragma unroll
     for (uint32_t k = 0; k < kAtOnce; ++k) {
@@ -90,7 +92,7 @@ __global__ void __launch_bounds__(kInitThreads) KMeansInitKernel(const KMeansTas
   const T* keys = static_cast<const T*>(task.keys);
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t own = (task.token_count + kInitWarps - 1 - warp) / kInitWarps;
-  const Dims sum = SumKeys<T, kDim>(keys, own, [&](uint32_t i) { return warp + kInitWarps * i; });
+  const Dims sum = SumKeys<T, kDim>(task, own, [&](uint32_t i) { return warp + kInitWarps * i; });
 #pragma unroll
   for (int i = 0; i < Dims::kCount; ++i) sums[warp][lane * Dims::kCount + i] = sum.x[i];
   __syncthreads();
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(kInitThreads) KMeansInitKernel(const KMeansTas
   __syncthreads();
   for (uint32_t c = warp; c < task.centroid_count; c += kInitWarps) {
     const uint32_t row = static_cast<uint64_t>(c) * task.token_count / task.centroid_count;
-    WriteCentroid<T, kDim>(task, c, Dims::Load(keys + size_t{row} * kDim), 1);
+    WriteCentroid<T, kDim>(task, c, Dims::Load(keys + size_t{row} * task.key_stride), 1);
   }
 }
 
@@ -149,6 +151,7 @@ struct Assigner {
       shared->offsets[c] = c < task.centroid_count ? task.offsets[c] : INFINITY;
     }
     const uint32_t row0 = first_token + 16 * kRowTiles * warp + g;
+    const uint32_t stride_chunks = task.key_stride / 8;  // Of 16 bytes.
     uint4 keys[kRowTiles][2][kLoads];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -159,8 +162,8 @@ struct Assigner {
         for (int j = 0; j < kLoads; ++j) {
           keys[m][half][j] = uint4{};
           if (row < task.token_count) {
-            keys[m][half][j] =
-                __ldg(static_cast<const uint4*>(task.keys) + size_t{row} * kRowChunks + 4 * j + t);
+            keys[m][half][j] = __ldg(static_cast<const uint4*>(task.keys) +
+                                     size_t{row} * stride_chunks + 4 * j + t);
           }
         }
       }
@@ -279,7 +282,6 @@ __global__ void __launch_bounds__(kUpdateThreads) KMeansUpdateKernel(const KMean
     if (c < kShare) members[atomicAdd(&places[c], 1)] = static_cast<uint16_t>(i);
   }
   __syncthreads();
-  const T* keys = static_cast<const T*>(task.keys);
   for (uint32_t c = warp; c < kShare; c += kUpdateWarps) {
     const uint32_t n = counts[c], begin = places[c] - n;
     if (n == 0) continue;
@@ -292,7 +294,7 @@ __global__ void __launch_bounds__(kUpdateThreads) KMeansUpdateKernel(const KMean
     }
     __syncwarp();
     const Dims sum =
-        SumKeys<T, kDim>(keys, n, [&](uint32_t i) { return uint32_t{sorted[begin + i]}; });
+        SumKeys<T, kDim>(task, n, [&](uint32_t i) { return uint32_t{sorted[begin + i]}; });
     WriteCentroid<T, kDim>(task, first + c, sum, n);
   }
 }

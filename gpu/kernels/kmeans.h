@@ -20,6 +20,7 @@ inline constexpr uint32_t kCentroidsMax = 512;
 // One head's segment, in device memory. Arrays are written but for `keys`.
 struct KMeansTask {
   const void* keys;         // [token_count, head_dim] element, rows 16-byte aligned
+  uint32_t key_stride;      // Elements from a row to the next, a multiple of 8.
   uint32_t token_count;     // 1 to kSegmentTokensMax
   uint32_t centroid_count;  // 1 to kCentroidsMax, at most token_count
   float* mean;              // [head_dim] of the keys

@@ -167,7 +167,7 @@ class KMeansTest : public testing::TestWithParam<Row> {
       m.labels = *DeviceArray<uint16_t>::Copy(std::vector<uint16_t>(task.tokens, 0xffff));
       m.mean = *DeviceArray<float>::Make(row.dim);
       m.offsets = *DeviceArray<float>::Make(kCentroidsMax);
-      descriptors.push_back({m.keys.data(), task.tokens, task.centroids, m.mean.data(),
+      descriptors.push_back({m.keys.data(), row.dim, task.tokens, task.centroids, m.mean.data(),
                              m.centroids.data(), m.offsets.data(), m.labels.data()});
     }
     const auto device_tasks = *DeviceArray<KMeansTask>::Copy(descriptors);
