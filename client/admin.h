@@ -125,6 +125,7 @@ struct SegmentSummary {
   double radius_max = 0;
   uint64_t index_bytes = 0;
   uint64_t payload_bytes = 0;
+  bool given_labels = false;  // Clustered by a client's labels (Sequence::GiveLabels).
 };
 
 struct IndexDescription {

@@ -131,7 +131,8 @@ absl::StatusOr<IndexDescription> FromWire(const v1::DescribeIndexReply& reply) {
                                     .radius_mean = segment.radius_mean(),
                                     .radius_max = segment.radius_max(),
                                     .index_bytes = segment.index_bytes(),
-                                    .payload_bytes = segment.payload_bytes()});
+                                    .payload_bytes = segment.payload_bytes(),
+                                    .given_labels = segment.given_labels()});
   }
   return description;
 }

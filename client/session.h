@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/gpu/resident_attachment.h"
+#include "client/gpu/segment_labels.h"
 #include "client/types.h"
 
 namespace wavekv::client {
@@ -123,6 +124,17 @@ class Sequence {
   // Cuts and clusters what is not yet, and waits for it. `progress` is called from this thread.
   absl::StatusOr<BuildResult> BuildIndex(
       const std::function<void(const BuildProgress&)>& progress = nullptr);
+
+  // Where the daemon will cut a layer's index once the layer holds token_count tokens (0: those it
+  // holds) and BuildIndex has come, as far as that is not planned yet. For a process that clusters
+  // keys by itself. InvalidArgument: the layer holds more, or cannot hold as many. Unimplemented:
+  // the daemon is older.
+  absl::StatusOr<std::vector<PlannedSegment>> PlanIndex(uint32_t layer, uint64_t token_count = 0);
+  // Clusters of planned segments, in place of the daemon's k-means; returns how many of them it
+  // keeps. They are used for segments that are cut later with exactly these tokens: give them
+  // before the rows, or the BuildIndex, that let them be cut. Others are not kept, and do no harm.
+  // InvalidArgument: a label is none of the planned clusters, or positions lie beyond max_tokens.
+  absl::StatusOr<uint32_t> GiveLabels(uint32_t layer, std::span<const SegmentLabels> segments);
 
   // Attention of queries [query_heads, key_dim], any dtype, over all stored tokens: the steady zone
   // and the retrieved clusters exactly, the others estimated. The new token's K and V, if given,

@@ -41,7 +41,8 @@ void PrintSegments(const IndexDescription& index) {
                {"radius mean"},
                {"radius max"},
                {"index"},
-               {"payload"}});
+               {"payload"},
+               {"labels"}});
   const size_t shown = std::min(index.segments.size(), kSegmentRowsMax);
   for (size_t i = 0; i < shown; ++i) {
     const SegmentSummary& segment = index.segments[i];
@@ -50,7 +51,7 @@ void PrintSegments(const IndexDescription& index) {
                CountText(segment.cluster_count), CountText(segment.singleton_count),
                CountText(segment.size_max), absl::StrFormat("%.3g", segment.radius_mean),
                absl::StrFormat("%.3g", segment.radius_max), BytesText(segment.index_bytes),
-               BytesText(segment.payload_bytes)});
+               BytesText(segment.payload_bytes), segment.given_labels ? "given" : "own"});
   }
   absl::PrintF("\nSegments\n%s", table.Render(2));
   const uint64_t left = index.segments.size() - shown + index.segments_left_off;

@@ -137,7 +137,8 @@ Json ToJson(const IndexDescription& description) {
                         {"radius_mean", segment.radius_mean},
                         {"radius_max", segment.radius_max},
                         {"index_bytes", segment.index_bytes},
-                        {"payload_bytes", segment.payload_bytes}});
+                        {"payload_bytes", segment.payload_bytes},
+                        {"given_labels", segment.given_labels}});
   }
   return {{"generation", description.generation},
           {"version", description.version},

@@ -365,6 +365,18 @@ Status FakeDaemon::SetTtl(Context* context, const v1::SetTtlRequest* request, v1
   return Find(request->sequence(), &sequence);
 }
 
+Status FakeDaemon::PlanIndex(Context* context, const v1::PlanIndexRequest* request,
+                             v1::PlanIndexReply* reply) {
+  FAKE_RETURN_IF_ERROR(Enter("PlanIndex", context));
+  return on_plan_index ? on_plan_index(*request, reply) : NotKnown();
+}
+
+Status FakeDaemon::GiveLabels(Context* context, const v1::GiveLabelsRequest* request,
+                              v1::GiveLabelsReply* reply) {
+  FAKE_RETURN_IF_ERROR(Enter("GiveLabels", context));
+  return on_give_labels ? on_give_labels(*request, reply) : NotKnown();
+}
+
 Status FakeDaemon::AttachResident(Context* context, const v1::AttachResidentRequest* request,
                                   v1::AttachResidentReply* reply) {
   FAKE_RETURN_IF_ERROR(Enter("AttachResident", context));

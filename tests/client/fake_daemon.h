@@ -74,6 +74,8 @@ class FakeDaemon final : public v1::WaveKV::Service {
   std::function<grpc::Status(const v1::ExplainRequest&, v1::ExplainReply*)> on_explain;
   std::function<grpc::Status(const v1::SampleRecallRequest&, v1::SampleRecallReply*)> on_recall;
   // Not set: UNIMPLEMENTED, as of an older daemon.
+  std::function<grpc::Status(const v1::PlanIndexRequest&, v1::PlanIndexReply*)> on_plan_index;
+  std::function<grpc::Status(const v1::GiveLabelsRequest&, v1::GiveLabelsReply*)> on_give_labels;
   std::function<grpc::Status(const v1::AttachResidentRequest&, v1::AttachResidentReply*)>
       on_attach_resident;
   std::function<grpc::Status(const v1::ResidentStatusRequest&, v1::ResidentStatusReply*)>
@@ -99,6 +101,10 @@ class FakeDaemon final : public v1::WaveKV::Service {
                       v1::InsertReply* reply) override;
   grpc::Status BuildIndex(Context* context, const v1::BuildIndexRequest* request,
                           grpc::ServerWriter<v1::BuildIndexProgress>* writer) override;
+  grpc::Status PlanIndex(Context* context, const v1::PlanIndexRequest* request,
+                         v1::PlanIndexReply* reply) override;
+  grpc::Status GiveLabels(Context* context, const v1::GiveLabelsRequest* request,
+                          v1::GiveLabelsReply* reply) override;
   grpc::Status Query(Context* context, const v1::QueryRequest* request,
                      v1::QueryReply* reply) override;
   grpc::Status Estimate(Context* context, const v1::EstimateRequest* request,
