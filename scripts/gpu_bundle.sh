@@ -35,8 +35,8 @@ case "${1:-kernels}" in
       faults_numbers_test fuzz_test record_replay_test)
     ;;
   resident)
-    TARGETS=(wavekvd wavebufferd mock_decoder decode_peer region_view_test resident_batch_test
-      resident_device_test resident_needles_test random_deaths_test)
+    TARGETS=(wavekvd wavebufferd mock_decoder decode_peer key_labeller_test region_view_test
+      resident_batch_test resident_device_test resident_needles_test random_deaths_test)
     ;;
   python)
     FOLDER="$FOLDER-python"

@@ -5,33 +5,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/gpu/device_guard.h"
 #include "gpu/kernels/cuda_status.h"
 #include "storage/base/status_macros.h"
 
 namespace wavekv::client {
-namespace {
-
-// Makes a device current in this thread while it lives.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    status_ = gpu::CudaStatus(cudaGetDevice(&before_), "cudaGetDevice");
-    if (status_.ok()) status_ = gpu::CudaStatus(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~DeviceGuard() {
-    if (status_.ok()) (void)cudaSetDevice(before_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-  const absl::Status& status() const { return status_; }
-
- private:
-  int before_ = 0;
-  absl::Status status_;
-};
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<HostCopier>> HostCopier::Create() {
   WAVEKV_ASSIGN_OR_RETURN(auto staging, gpu::PinnedArray<char>::Make(kStagingBytes));
   return std::unique_ptr<HostCopier>(new HostCopier(std::move(staging)));
