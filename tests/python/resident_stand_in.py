@@ -162,7 +162,7 @@ def device(monkeypatch):
         resident, "_new_batch", lambda shape, max_tokens, batch: StandInBatch(stand_in, batch)
     )
     monkeypatch.setattr(resident.ResidentSteps, "_stream", lambda self: stand_in.streams[-1])
-    monkeypatch.setattr(resident, "_Ordered", lambda tensor: tensor)
+    monkeypatch.setattr(resident, "Ordered", lambda tensor: tensor)
     for name, call in {
         "attach_resident": stand_in.attach,
         "detach_resident": stand_in.detach,

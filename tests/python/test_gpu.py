@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import wavekv
-from wavekv import ModelShape
+from wavekv import ModelShape, PlannedSegment
 
 gpu = pytest.importorskip(
     "wavekv.gpu", reason="wavekv was built without the CUDA Toolkit", exc_type=ImportError
@@ -153,3 +153,41 @@ def _has_driver():
 def test_a_batch_without_a_driver_says_what_is_missing():
     with pytest.raises(wavekv.FailedPreconditionError, match="no CUDA driver"):
         gpu.ResidentBatch(SHAPE, 1000)
+
+
+def test_a_labeller_takes_keys_as_engines_have_them():
+    labeller = gpu.KeyLabeller(SHAPE)
+    plan = [PlannedSegment(0, 2048, 128)]
+    # Of too few tokens for the segment: nothing is left to do, and no GPU is asked for.
+    for strides in (None, (64, 128, 1), (64 * 100, 64, 1)):
+        keys = FakeCudaTensor((2, 100, 64), strides=strides)
+        labels = labeller.launch(keys, plan, 7)
+        assert (len(labels), labels.ready, labels.wait()) == (0, True, [])
+        assert keys.asked_stream == 7
+    # torch says 1 where an axis has one entry.
+    one_head = gpu.KeyLabeller(ModelShape(layers=2, query_heads=8, kv_heads=1, key_dim=64))
+    assert len(one_head.launch(FakeCudaTensor((1, 100, 64), strides=(1, 64, 1)), plan, 7)) == 0
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error", "text"),
+    [
+        (FakeCudaTensor((100, 2, 64)), ValueError, "tokens, 64"),
+        (FakeCudaTensor((2, 100, 128)), ValueError, "tokens, 64"),
+        (FakeCudaTensor((2, 100)), ValueError, "tokens, 64"),
+        (FakeCudaTensor((2, 100, 64), FLOAT, 16), TypeError, "f16, expected bf16"),
+        (FakeCudaTensor((2, 100, 64), strides=(6400, 1, 100)), ValueError, "in a row"),
+        (FakeCudaTensor((2, 100, 64), strides=(-6400, 64, 1)), ValueError, "in a row"),
+        (FakeCudaTensor((2, 100, 64), strides=(6500, 65, 1)), wavekv.InvalidArgumentError, "strides"),
+        (np.zeros((2, 100, 64), np.float32), ValueError, "host memory"),
+    ],
+)  # fmt: skip
+def test_a_labeller_refuses_other_keys(tensor, error, text):
+    with pytest.raises(error, match=text):
+        gpu.KeyLabeller(SHAPE).launch(tensor, [PlannedSegment(0, 1024, 64)], 0)
+
+
+def test_a_labeller_refuses_shapes_that_no_kernel_does():
+    for changed in ({"key_dim": 80}, {"dtype": "f32"}):
+        with pytest.raises(wavekv.InvalidArgumentError):
+            gpu.KeyLabeller(ModelShape(**{"layers": 2, "query_heads": 8, "kv_heads": 2, "key_dim": 64} | changed))

@@ -233,6 +233,6 @@ def test_steps_on_the_gpu_can_be_declined(address, model, device):
 def test_tensors_are_lent_without_ordering_streams():
     states = torch.arange(6.0)
     # Asked for a stream, torch refuses a tensor of the CPU; on a GPU it would make events.
-    borrowed = torch.utils.dlpack.from_dlpack(resident._Ordered(states).__dlpack__(stream=1234))
+    borrowed = torch.utils.dlpack.from_dlpack(resident.Ordered(states).__dlpack__(stream=1234))
     assert borrowed.data_ptr() == states.data_ptr()
     assert torch.equal(borrowed, states)

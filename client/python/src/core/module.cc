@@ -148,6 +148,28 @@ void BindValues(py::module_& m) {
 
 using SequenceClass = py::class_<client::Sequence, Held<client::Sequence>>;
 
+// segments: (first_position, labels [kv_heads, tokens] uint16).
+uint32_t GiveLabels(client::Sequence& self, uint32_t layer, const py::list& segments) {
+  using Labels = py::array_t<uint16_t, py::array::c_style>;
+  std::vector<Labels> arrays;  // Keeps them through the call.
+  std::vector<client::SegmentLabels> borrowed;
+  for (const py::handle& handle : segments) {
+    const auto segment = py::cast<py::tuple>(handle);
+    const auto array = py::cast<py::array>(segment[1]);
+    if (!py::isinstance<py::array_t<uint16_t>>(array) || array.ndim() != 2) {
+      throw py::type_error("labels: expected an array [kv_heads, tokens] of uint16");
+    }
+    const Labels& labels = arrays.emplace_back(array);
+    if (static_cast<size_t>(labels.shape(0)) != self.shape().kv_head_count) {
+      throw py::value_error("labels: of " + std::to_string(labels.shape(0)) +
+                            " KV heads, expected " + std::to_string(self.shape().kv_head_count));
+    }
+    borrowed.push_back({py::cast<uint64_t>(segment[0]), static_cast<uint32_t>(labels.shape(1)),
+                        std::span(labels.data(), static_cast<size_t>(labels.size()))});
+  }
+  return Unwrap(WithoutGil([&] { return self.GiveLabels(layer, borrowed); }));
+}
+
 // What a sequence holds, and its life.
 void BindContent(SequenceClass* sequence) {
   using client::Sequence;
@@ -185,6 +207,19 @@ void BindContent(SequenceClass* sequence) {
             return Unwrap(std::move(result)).version;
           },
           arg("progress"))
+      .def(
+          "plan_index",
+          [](Sequence& self, uint32_t layer, uint64_t token_count) {
+            py::list segments;
+            for (const client::PlannedSegment& segment :
+                 Unwrap(WithoutGil([&] { return self.PlanIndex(layer, token_count); }))) {
+              segments.append(py::make_tuple(segment.first_position, segment.token_count,
+                                             segment.cluster_count));
+            }
+            return segments;
+          },
+          arg("layer"), arg("token_count"))
+      .def("give_labels", &GiveLabels, arg("layer"), arg("segments"))
       .def(
           "fork",
           [](Sequence& self, uint64_t token_count, uint64_t max_tokens, std::string label) {

@@ -47,7 +47,7 @@ client::CudaStream StreamOf(const py::object& stream) {
   return reinterpret_cast<client::CudaStream>(py::cast<uintptr_t>(handle));
 }
 
-CudaTensor BorrowCuda(const py::object& object, const char* what, client::CudaStream stream) {
+CudaTensor BorrowStrided(const py::object& object, const char* what, client::CudaStream stream) {
   if (!py::hasattr(object, "__dlpack__") || !py::hasattr(object, "__dlpack_device__")) {
     throw py::type_error(std::string(what) + ": is a " +
                          py::cast<std::string>(py::type::of(object).attr("__name__")) +
@@ -67,12 +67,22 @@ CudaTensor BorrowCuda(const py::object& object, const char* what, client::CudaSt
   }
   borrowed.dtype = DlPackDType(tensor.dtype, what);
   borrowed.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
-  if (!IsCompact(tensor)) {
-    RefuseValue(what, "of shape " + Text(borrowed.shape) +
-                          " is not dense and row-major; pass a contiguous copy");
+  borrowed.strides.resize(borrowed.shape.size());
+  int64_t dense = 1;
+  for (size_t axis = borrowed.shape.size(); axis-- > 0; dense *= borrowed.shape[axis]) {
+    borrowed.strides[axis] = tensor.strides == nullptr ? dense : tensor.strides[axis];
   }
   borrowed.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   borrowed.device = tensor.device.device_id;
+  return borrowed;
+}
+
+CudaTensor BorrowCuda(const py::object& object, const char* what, client::CudaStream stream) {
+  CudaTensor borrowed = BorrowStrided(object, what, stream);
+  if (!IsCompact(TensorIn(borrowed.owner))) {
+    RefuseValue(what, "of shape " + Text(borrowed.shape) +
+                          " is not dense and row-major; pass a contiguous copy");
+  }
   return borrowed;
 }
 

@@ -11,12 +11,13 @@
 
 namespace wavekv::python {
 
-// A dense, row-major tensor borrowed from a Python object, which it keeps alive. Construct and
-// destroy with the GIL.
+// A tensor borrowed from a Python object, which it keeps alive: dense and row-major, unless it was
+// asked for with its strides. Construct and destroy with the GIL.
 struct CudaTensor {
   void* data = nullptr;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
+  std::vector<int64_t> strides;  // In elements.
   int device = 0;
   pybind11::object owner;
 
@@ -31,6 +32,10 @@ client::CudaStream StreamOf(const pybind11::object& stream);
 // value_error that names the argument `what`: it speaks no DLPack, does not lie on a GPU, is not
 // dense, or is of another type than float32, float16 or bfloat16.
 CudaTensor BorrowCuda(const pybind11::object& object, const char* what, client::CudaStream stream);
+
+// The same, of any strides.
+CudaTensor BorrowStrided(const pybind11::object& object, const char* what,
+                         client::CudaStream stream);
 
 // Throws what says which of dtype, shape and device differs, found and expected.
 void Expect(const CudaTensor& tensor, const char* what, DType dtype,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/gpu/host_copier.h"
+#include "client/gpu/key_labeller.h"
 #include "client/gpu/resident_batch.h"
 #include "client/python/src/core/status.h"
 #include "client/python/src/gpu/cuda_tensors.h"
@@ -149,6 +150,65 @@ void BindCopies(py::module_& m) {
       .def("copy", &CopyInto);
 }
 
+std::unique_ptr<client::KeyLabels> Launch(client::KeyLabeller& labeller, const py::object& keys,
+                                          uint64_t first_position, const py::list& segments,
+                                          const py::object& stream_object) {
+  const client::CudaStream stream = StreamOf(stream_object);
+  const CudaTensor tensor = BorrowStrided(keys, "keys", stream);
+  if (tensor.shape.size() != 3 || tensor.shape[0] != labeller.kv_head_count() ||
+      tensor.shape[2] != labeller.head_dim()) {
+    throw py::value_error("keys: expected [" + std::to_string(labeller.kv_head_count()) +
+                          ", tokens, " + std::to_string(labeller.head_dim()) + "]");
+  }
+  if (tensor.dtype != labeller.dtype()) {
+    throw py::type_error("keys: dtype is " + std::string(DTypeName(tensor.dtype)) + ", expected " +
+                         std::string(DTypeName(labeller.dtype())));
+  }
+  if (tensor.strides[0] < 0 || tensor.strides[1] < 0 || tensor.strides[2] != 1) {
+    throw py::value_error("keys: expected the elements of a key in a row");
+  }
+  // Of an axis of length 1 a library may say any stride.
+  const auto stride = [&](size_t axis, uint32_t alone) {
+    return tensor.shape[axis] == 1 ? alone : static_cast<uint64_t>(tensor.strides[axis]);
+  };
+  const client::DeviceKeys device_keys = {.data = tensor.data,
+                                          .device = tensor.device,
+                                          .head_stride = stride(0, 0),
+                                          .token_stride = stride(1, labeller.head_dim()),
+                                          .first_position = first_position,
+                                          .token_count = static_cast<uint64_t>(tensor.shape[1])};
+  std::vector<client::PlannedSegment> planned;
+  for (const py::handle& handle : segments) {
+    const auto segment = py::cast<py::tuple>(handle);
+    planned.push_back({py::cast<uint64_t>(segment[0]), py::cast<uint32_t>(segment[1]),
+                       py::cast<uint32_t>(segment[2])});
+  }
+  return Unwrap(WithoutGil([&] { return labeller.Launch(device_keys, planned, stream); }));
+}
+
+// (first_position, labels [kv_heads, tokens] uint16), copied.
+py::list WaitForLabels(const client::KeyLabels& labels, uint32_t kv_head_count) {
+  py::list segments;
+  for (const client::SegmentLabels& segment : Unwrap(WithoutGil([&] { return labels.Wait(); }))) {
+    const std::vector<py::ssize_t> shape = {kv_head_count, segment.token_count};
+    segments.append(py::make_tuple(segment.first_position,
+                                   py::array_t<uint16_t>(shape, segment.labels.data())));
+  }
+  return segments;
+}
+
+void BindLabels(py::module_& m) {
+  py::class_<client::KeyLabels>(m, "KeyLabels")
+      .def_property_readonly("ready", &client::KeyLabels::Ready)
+      .def_property_readonly("segment_count", &client::KeyLabels::segment_count)
+      .def("wait", &WaitForLabels);
+  py::class_<client::KeyLabeller>(m, "KeyLabeller")
+      .def(py::init([](const ModelShape& shape) {
+        return Unwrap(client::KeyLabeller::Create(shape.kv_head_count, shape.key_dim, shape.dtype));
+      }))
+      .def("launch", &Launch);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_gpu, m) {
@@ -157,6 +217,7 @@ PYBIND11_MODULE(_gpu, m) {
   TranslateStatuses();
   BindBatch(m);
   BindCopies(m);
+  BindLabels(m);
 }
 
 }  // namespace wavekv::python

@@ -45,6 +45,12 @@ class AbortedError(WaveKVError):
     code = 10
 
 
+class UnimplementedError(WaveKVError, NotImplementedError):
+    """The daemon is of an older version."""
+
+    code = 12
+
+
 class UnavailableError(WaveKVError, ConnectionError):
     """The daemon is away."""
 
@@ -66,6 +72,7 @@ _BY_CODE = {
         ResourceExhaustedError,
         FailedPreconditionError,
         AbortedError,
+        UnimplementedError,
         UnavailableError,
         UnauthenticatedError,
     )

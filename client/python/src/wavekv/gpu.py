@@ -32,7 +32,7 @@ import numpy as np
 
 from wavekv import _core
 from wavekv.session import Sequence
-from wavekv.types import ModelShape, numpy_dtype
+from wavekv.types import ModelShape, PlannedSegment, SegmentLabels, numpy_dtype
 
 try:
     import wavekv._gpu as _gpu
@@ -44,7 +44,16 @@ except ModuleNotFoundError as error:
         "package again from its source"
     ) from None
 
-__all__ = ["CudaArray", "OpenedSequence", "ResidentAttachment", "ResidentBatch", "Stream", "insert"]
+__all__ = [
+    "CudaArray",
+    "KeyLabeller",
+    "KeyLabels",
+    "OpenedSequence",
+    "ResidentAttachment",
+    "ResidentBatch",
+    "Stream",
+    "insert",
+]
 
 
 class CudaArray(Protocol):
@@ -172,6 +181,61 @@ class ResidentBatch:
         "pending" (none has begun since it was set), "attending", or, attended over nothing,
         "closed", "does not fit" or "malformed". Never waits."""
         return self._core.outcome(entry)
+
+
+class KeyLabels:
+    """What one launch of a KeyLabeller labels."""
+
+    def __init__(self, core: _gpu.KeyLabels, kv_heads: int) -> None:
+        self._core = core
+        self._kv_heads = kv_heads
+
+    def __len__(self) -> int:
+        """Returns how many segments are labelled: those that a kernel takes and whose keys are there."""
+        return self._core.segment_count
+
+    @property
+    def ready(self) -> bool:
+        """Whether wait would return at once."""
+        return self._core.ready
+
+    def wait(self) -> list[SegmentLabels]:
+        """Returns the labels, as Sequence.give_labels takes them, once the stream has come so far."""
+        return [SegmentLabels(*one) for one in self._core.wait(self._kv_heads)]
+
+
+class KeyLabeller:
+    """Clusters freshly made keys on the GPU, in the engine's stream, for the daemon's index.
+
+        labeller = gpu.KeyLabeller(shape)
+        plan = sequence.plan_index(layer, tokens)
+        labels = labeller.launch(keys, plan, stream)  # [kv_heads, tokens, key_dim]
+        sequence.give_labels(layer, labels.wait())    # then sequence.insert, then build_index
+
+    Segments up to 8,192 tokens and 512 clusters; others are left to the daemon. Thread-safe. Raises
+    InvalidArgumentError for a key_dim other than 64, 128 or 256, or another dtype than "bf16", "f16".
+    """
+
+    def __init__(self, shape: ModelShape) -> None:
+        self._core = _gpu.KeyLabeller(shape._to_core())
+        self._kv_heads = shape.kv_heads
+
+    def launch(
+        self,
+        keys: CudaArray,
+        segments: Iterable[PlannedSegment],
+        stream: Stream,
+        first_position: int = 0,
+    ) -> KeyLabels:
+        """Queues k-means of those segments whose keys are there, and the copy of their labels.
+
+        keys [kv_heads, tokens, key_dim] from first_position on, of any strides that are multiples of
+        8 elements, a key's own elements in a row. They live until the stream has passed. Does not
+        wait for it, but for the memory that the first launch of its size allocates. Raises
+        ResourceExhaustedError when there is none.
+        """
+        planned = [(one.first_position, one.tokens, one.clusters) for one in segments]
+        return KeyLabels(self._core.launch(keys, first_position, planned, stream), self._kv_heads)
 
 
 _copier: _gpu.HostCopier | None = None

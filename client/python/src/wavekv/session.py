@@ -16,8 +16,10 @@ from wavekv.types import (
     Estimation,
     IndexOptions,
     ModelShape,
+    PlannedSegment,
     QueryResult,
     ResidentState,
+    SegmentLabels,
     attention_from,
     estimation_from,
     query_from,
@@ -124,6 +126,23 @@ class Sequence:
         progress is called with (tokens_done, tokens_total), summed over layers.
         """
         return self._core.build_index(progress)
+
+    def plan_index(self, layer: int, token_count: int = 0) -> list[PlannedSegment]:
+        """Returns where the daemon will cut the layer's index once it holds token_count tokens (0:
+        those it holds) and build_index has come, as far as that is not planned yet: for who clusters
+        keys by itself, as wavekv.gpu.KeyLabeller does."""
+        return [PlannedSegment(*one) for one in self._core.plan_index(layer, token_count)]
+
+    def give_labels(self, layer: int, segments: Iterable[SegmentLabels]) -> int:
+        """Gives clusters of planned segments, in place of the daemon's k-means.
+
+        They are used for segments that are cut later with exactly these tokens: give them before the
+        rows, or the build_index, that let them be cut. Returns how many of them the daemon keeps;
+        others do no harm. Raises InvalidArgumentError for a label that is none of the planned clusters.
+        """
+        return self._core.give_labels(
+            layer, [(segment.first_position, segment.labels) for segment in segments]
+        )
 
     def attend(
         self,

@@ -136,6 +136,23 @@ class IndexOptions:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class PlannedSegment:
+    """A segment that the daemon will cut, and how many clusters its k-means would look for."""
+
+    first_position: int
+    tokens: int
+    clusters: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentLabels:
+    """Which cluster each token of a planned segment belongs to: labels [kv_heads, tokens] uint16."""
+
+    first_position: int
+    labels: np.ndarray
+
+
 @dataclasses.dataclass
 class StepCounters:
     """What a step read and how it was planned, summed over KV heads. Add them up over steps."""

@@ -52,7 +52,7 @@ def _new_batch(shape: ModelShape, max_tokens: int, batch: int) -> Any:
     return gpu.ResidentBatch(shape, max_tokens, batch)
 
 
-class _Ordered:
+class Ordered:
     """A tensor that the current stream has made, lent to that stream: asked for another, torch would
     record an event and wait for it, since it does not know its own stream by the handle."""
 
@@ -126,8 +126,8 @@ class ResidentSteps:
         out = torch.empty_like(q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         self.batch.attend(
-            layer, _Ordered(q), _Ordered(out), _Ordered(lse), stream,
-            keys=_Ordered(k), values=_Ordered(v),
+            layer, Ordered(q), Ordered(out), Ordered(lse), stream,
+            keys=Ordered(k), values=Ordered(v),
         )  # fmt: skip
         return out[:, :, None]
 

@@ -11,6 +11,7 @@ import torch
 
 from wavekv.errors import WaveKVError
 from wavekv.session import AttendItem, Sequence, Session
+from wavekv.transformers.labels import PromptLabels
 from wavekv.transformers.resident import LostStepError, ResidentSteps, on_gpu, try_resident
 from wavekv.types import Attention, Budget, IndexOptions, ModelShape, StepCounters
 
@@ -60,6 +61,7 @@ class Rows:
         # Single tokens that come one after the other before they are attached; None: they are not.
         self._attach_after: int | None = None
         self._tokens_alone = 0  # That have come.
+        self._labels: PromptLabels | None = None
         self.counters = StepCounters()
 
     def __len__(self) -> int:
@@ -112,6 +114,14 @@ class Rows:
                 layers=[layer],
                 layout="HND",
             )
+
+    def label(self, layer: int, keys: torch.Tensor) -> None:
+        """Clusters a prompt's keys where they are, if that is a GPU, for the index that the daemon
+        will build of them: before the newest are inserted. keys [batch, kv_heads, columns, dim] of
+        all columns so far."""
+        if self._labels is None:
+            self._labels = PromptLabels(self._shape, keys.device)
+        self._labels.give(layer, self._sequences, self._padding, keys)
 
     def build_index(self) -> None:
         """Closes a prefill: clusters what is not yet, row after row, and waits for it."""
@@ -225,6 +235,7 @@ class Rows:
         ]
         copy._resident, copy._batch = None, None
         copy._attach_after, copy._tokens_alone = self._attach_after, 0
+        copy._labels = self._labels
         copy.counters = StepCounters()
         return copy
 

@@ -302,6 +302,7 @@ class Store:
     def _hand_over(self, rows: Rows) -> None:
         """Stores what is here alone."""
         for layer, kept in enumerate(self._here or ()):
+            rows.label(layer, kept.states[0])
             rows.insert(layer, 0, *kept.states)
 
     def _tell(self, what: str, call: Callable[[Rows], Any]) -> None:
@@ -376,6 +377,8 @@ class Store:
         new_columns = keys.shape[2]
         past = self.columns[layer] - new_columns
         if self._way is Way.PREFILL:
+            if self._here is not None:
+                self.rows.label(layer, self._here[layer].states[0])
             self.rows.insert(layer, past, keys, values)
             return None
         if new_columns == 1 and max(self._first) < past:
