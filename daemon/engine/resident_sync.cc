@@ -110,6 +110,7 @@ ResidentStats ResidentSync::Stats() const {
   MutexLock lock(&mutex_);
   ResidentStats stats;
   stats.counters = retired_;
+  stats.rounds = rounds_.Read();
   for (const auto& [id, attached] : attachments_) {
     const ResidentState state = attached->state();
     stats.counters += state.counters;
@@ -129,8 +130,11 @@ void ResidentSync::Run() {
       if (stopping_) return;
     }
     bool moved = false;
-    for (const auto& attached : open) moved |= attached->Round();
     const bool some_open = !open.empty();
+    const auto begin = std::chrono::steady_clock::now();
+    for (const auto& attached : open) moved |= attached->Round();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    if (some_open) rounds_.Record(took.count());
     open.clear();
     bool sweep_due = true;
     if (const auto now = std::chrono::steady_clock::now(); now - swept_at >= kSweepEvery) {

@@ -14,6 +14,7 @@
 #include "daemon/engine/attached_sequence.h"
 #include "daemon/engine/resident_terms.h"
 #include "storage/base/ids.h"
+#include "storage/base/latency_histogram.h"
 #include "storage/base/mutex.h"
 
 namespace wavekv {
@@ -64,6 +65,7 @@ class ResidentSync {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool sweep_due_ ABSL_GUARDED_BY(mutex_) = false;  // Something was attached since the last one.
   const std::function<size_t()> sweep_;
+  LatencyHistogram rounds_;
   std::thread thread_ ABSL_GUARDED_BY(mutex_);  // From the first attachment on.
 };
 

@@ -10,6 +10,7 @@
 #include "daemon/engine/types.h"
 #include "index/backend/resident.h"
 #include "index/backend/stager.h"
+#include "storage/base/latency_histogram.h"
 #include "storage/base/mutex.h"
 #include "storage/base/unique_fd.h"
 #include "storage/block_pool.h"
@@ -60,7 +61,8 @@ struct ResidentState {
 // For EngineStats.
 struct ResidentStats {
   uint32_t attached = 0;
-  ResidentCounters counters;  // Since start.
+  ResidentCounters counters;          // Since start.
+  LatencyHistogram::Snapshot rounds;  // Likewise: each over all that are attached.
 };
 
 ResidentCounters& operator+=(ResidentCounters& sum, const ResidentCounters& other);

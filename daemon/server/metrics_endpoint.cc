@@ -44,6 +44,23 @@ void AddValue(Labels labels, uint64_t value, prometheus::MetricFamily* family) {
   family->metric.push_back(std::move(metric));
 }
 
+void AddHistogram(Labels labels, const LatencyHistogram::Snapshot& snapshot,
+                  prometheus::MetricFamily* family) {
+  prometheus::ClientMetric metric;
+  metric.label = std::move(labels);
+  metric.histogram.sample_count = snapshot.count;
+  metric.histogram.sample_sum = snapshot.sum_us / 1e6;
+  uint64_t cumulative = 0;
+  for (size_t i = 0; i < snapshot.counts.size(); ++i) {
+    cumulative += snapshot.counts[i];
+    const bool last = i == LatencyHistogram::kEdgesUs.size();
+    metric.histogram.bucket.push_back({.cumulative_count = cumulative,
+                                       .upper_bound = last ? std::numeric_limits<double>::infinity()
+                                                           : LatencyHistogram::kEdgesUs[i] / 1e6});
+  }
+  family->metric.push_back(std::move(metric));
+}
+
 struct Plain {
   const char* name;
   const char* help;
@@ -168,6 +185,10 @@ void CollectResidents(const ResidentStats& residents, Families* families) {
            MetricType::Counter, counters.log_losses},
       },
       families);
+  AddHistogram({}, residents.rounds,
+               &AddFamily("wavekv_resident_round_seconds",
+                          "Rounds over all resident regions: log, cache, new versions.",
+                          MetricType::Histogram, families));
 }
 
 void CollectBuilds(const BuildStats& builds, Families* families) {
@@ -228,21 +249,7 @@ void CollectLatencies(const CallStats& stats, Families* families) {
       AddFamily("wavekv_latency_seconds", "From a request's arrival to its answer.",
                 MetricType::Histogram, families);
   for (const Rpc rpc : {Rpc::kAttend, Rpc::kDecode, Rpc::kQuery, Rpc::kEstimate}) {
-    const LatencyHistogram::Snapshot snapshot = stats.latency(rpc).Read();
-    prometheus::ClientMetric metric;
-    metric.label = {{"rpc", std::string(RpcName(rpc))}};
-    metric.histogram.sample_count = snapshot.count;
-    metric.histogram.sample_sum = snapshot.sum_us / 1e6;
-    uint64_t cumulative = 0;
-    for (size_t i = 0; i < snapshot.counts.size(); ++i) {
-      cumulative += snapshot.counts[i];
-      const bool last = i == LatencyHistogram::kEdgesUs.size();
-      metric.histogram.bucket.push_back(
-          {.cumulative_count = cumulative,
-           .upper_bound = last ? std::numeric_limits<double>::infinity()
-                               : LatencyHistogram::kEdgesUs[i] / 1e6});
-    }
-    family.metric.push_back(std::move(metric));
+    AddHistogram({{"rpc", std::string(RpcName(rpc))}}, stats.latency(rpc).Read(), &family);
   }
 }
 

@@ -166,6 +166,7 @@ TEST_F(ResidentTest, StoresWhatStepsAppendAndShowsWhatIsBuilt) {
   EXPECT_TRUE(shown.attached.ok()) << shown.attached;
   EXPECT_GT(shown.counters.miss_blocks, 0u) << "publications, in a fake region";
   EXPECT_EQ(engine_->Stats().residents.attached, 1u);
+  EXPECT_GT(engine_->Stats().residents.rounds.count, 0u);
   EXPECT_EQ(RegionOf(sequence)->complaints(), "");
   EXPECT_EQ(RegionOf(sequence)->layer(0).loads, 1u);
 
