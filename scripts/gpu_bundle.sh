@@ -23,8 +23,8 @@ NOT_PACKED='ld-linux|libc|libm|libdl|librt|libpthread|libcuda'
 FOLDER="$ROOT/build/gpu-bundle"
 case "${1:-kernels}" in
   kernels)
-    TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test bench_gpu_attend bench_gpu_build
-      bench_gpu_decode bench_gpu_stage)
+    TARGETS=(gpu_step_test gpu_step_limits_test gpu_kmeans_test key_labeller_test bench_gpu_attend
+      bench_gpu_build bench_gpu_decode bench_gpu_stage)
     ;;
   buffer)
     TARGETS=(wavekvd wavebufferd mock_decoder wave_buffer_peer driver_test cuda_buffer_test
@@ -35,8 +35,8 @@ case "${1:-kernels}" in
       faults_numbers_test fuzz_test record_replay_test)
     ;;
   resident)
-    TARGETS=(wavekvd wavebufferd mock_decoder decode_peer key_labeller_test region_view_test
-      resident_batch_test resident_device_test resident_needles_test random_deaths_test)
+    TARGETS=(wavekvd wavebufferd mock_decoder decode_peer region_view_test resident_batch_test
+      resident_device_test resident_needles_test random_deaths_test)
     ;;
   python)
     FOLDER="$FOLDER-python"
