@@ -298,7 +298,7 @@ absl::StatusOr<BuiltLayer> BuildLayer(uint32_t units, uint32_t tokens,
   WAVEKV_ASSIGN_OR_RETURN(auto means, gpu::DeviceArray<float>::Make(count * kBenchDim));
   std::vector<gpu::KMeansTask> kmeans;
   for (size_t i = 0; i < count; ++i) {
-    kmeans.push_back({tasks[i].keys, tasks[i].token_count,
+    kmeans.push_back({tasks[i].keys, kBenchDim, tasks[i].token_count,
                       std::max(1u, tasks[i].token_count / kTokensPerCluster),
                       means.data() + i * kBenchDim,
                       centroids.data() + i * kCentroidsMax * kBenchDim,
