@@ -15,7 +15,8 @@ namespace {
 // One message, unless a single segment has more: the daemon checks it in a millisecond or two. Its
 // own limit may be lower.
 constexpr uint64_t kMessageBytesMax = uint64_t{1} << 20;
-constexpr uint64_t kMessageHeaderBytes = 8192;  // Positions and field tags of its segments.
+constexpr uint64_t kMessageHeaderBytes = 8192;
+constexpr uint64_t kSegmentHeaderBytes = 32;  // Position, length and field tags, at most.
 
 absl::Status OlderDaemon(const Connection& connection) {
   return absl::UnimplementedError(absl::StrCat("the daemon at ", connection.options().address,
@@ -98,8 +99,9 @@ absl::StatusOr<uint32_t> Sequence::GiveLabels(uint32_t layer,
       wire->set_first_position(segment.first_position);
       wire->set_token_count(segment.token_count);
       wire->set_labels(segment.labels.data(), segment.labels.size_bytes());
-      bytes += segment.labels.size_bytes();
-    } while (next < segments.size() && bytes + segments[next].labels.size_bytes() <= bytes_max);
+      bytes += segment.labels.size_bytes() + kSegmentHeaderBytes;
+    } while (next < segments.size() &&
+             bytes + segments[next].labels.size_bytes() + kSegmentHeaderBytes <= bytes_max);
     v1::GiveLabelsReply reply;
     const absl::Status status = impl_->connection->Run(
         impl_->Call("GiveLabels"),

@@ -5,7 +5,7 @@
 // step of the resident path ranks all clusters, reads all their value sums and the rows of those
 // that it retrieves; the missed rows come over the bus while the rest is read. The constants are
 // those of the rows in bench/results/h200/gpu-attend.json, of which the model is within a tenth for
-// most, and 27 % too low for the worst: docs/performance.md. The group does not matter: its query
+// most, and 24 % too low for the worst: docs/performance.md. The group does not matter: its query
 // heads share what is read.
 #pragma once
 

@@ -36,6 +36,13 @@ class Event {
         "cudaEventCreateWithFlags");
   }
   cudaEvent_t get() const { return event_; }
+  // Whether the device has come so far, or failed on the way. That it has not is no error, and CUDA
+  // would keep it as the last one for whoever launches next.
+  bool Passed() const {
+    if (cudaEventQuery(event_) != cudaErrorNotReady) return true;
+    (void)cudaGetLastError();
+    return false;
+  }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -100,9 +107,7 @@ KeyLabels::~KeyLabels() = default;
 
 size_t KeyLabels::segment_count() const { return impl_->segments.size(); }
 
-bool KeyLabels::Ready() const {
-  return impl_->block == nullptr || cudaEventQuery(impl_->block->done.get()) != cudaErrorNotReady;
-}
+bool KeyLabels::Ready() const { return impl_->block == nullptr || impl_->block->done.Passed(); }
 
 absl::StatusOr<std::vector<SegmentLabels>> KeyLabels::Wait() const {
   std::vector<SegmentLabels> labels;
@@ -126,9 +131,7 @@ absl::StatusOr<std::unique_ptr<Block>> KeyLabeller::Impl::Acquire(int device) {
     }
     for (auto block = free.begin(); block != free.end(); ++block) {
       // One whose labels were let go of before they came is not to be had yet.
-      if ((*block)->device != device || cudaEventQuery((*block)->done.get()) != cudaSuccess) {
-        continue;
-      }
+      if ((*block)->device != device || !(*block)->done.Passed()) continue;
       std::unique_ptr<Block> found = std::move(*block);
       free.erase(block);
       ++lent;
@@ -248,10 +251,11 @@ absl::StatusOr<std::unique_ptr<KeyLabels>> KeyLabeller::Launch(
                      " (tokens) elements, expected multiples of 8, and data aligned to 16 bytes"));
   }
   std::vector<PlannedSegment> taken;
-  const uint64_t end = keys.first_position + keys.token_count;
   for (const PlannedSegment& segment : segments) {
+    const uint64_t offset = segment.first_position - keys.first_position;
     if (Takes(segment) && segment.first_position >= keys.first_position &&
-        segment.first_position + segment.token_count <= end) {
+        segment.token_count <= keys.token_count &&
+        offset <= keys.token_count - segment.token_count) {
       taken.push_back(segment);
     }
   }

@@ -211,7 +211,9 @@ absl::StatusOr<LabelOutcome> Engine::GiveLabels(const TenantId& tenant, Sequence
                                                 std::span<const LabelRange> segments) {
   WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
   WAVEKV_RETURN_IF_ERROR(ValidateLayer(found->shape(), layer));
+  WAVEKV_RETURN_IF_ERROR(ValidateLabelCount(found->spec(), segments.size()));
   std::vector<std::shared_ptr<const SegmentLabels>> labels;
+  labels.reserve(segments.size());
   for (const LabelRange& segment : segments) {
     WAVEKV_ASSIGN_OR_RETURN(std::vector<uint16_t> read, ReadLabels(found->spec(), segment));
     labels.push_back(std::make_shared<const SegmentLabels>(

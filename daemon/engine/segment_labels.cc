@@ -15,10 +15,9 @@ SegmentLabels::~SegmentLabels() {
 
 void HeldLabels::Put(std::shared_ptr<const SegmentLabels> labels) {
   const TokenRange range = labels->range();
-  std::erase_if(by_begin_, [&](const auto& held) {
-    const TokenRange& other = held.second->range();
-    return other.begin < range.end && range.begin < other.end;
-  });
+  auto held = by_begin_.lower_bound(range.begin);
+  if (held != by_begin_.begin() && std::prev(held)->second->range().end > range.begin) --held;
+  while (held != by_begin_.end() && held->first < range.end) held = by_begin_.erase(held);
   by_begin_.emplace(range.begin, std::move(labels));
 }
 

@@ -136,6 +136,14 @@ absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t pos
                    ", KV head ", kv_head, ", element ", element, "; expected finite numbers"));
 }
 
+absl::Status ValidateLabelCount(const SequenceSpec& spec, uint64_t segments) {
+  const uint64_t most = spec.max_tokens / kSmallSegmentTokensMin + 1;
+  if (segments <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("labels of ", segments, " segments, expected at most ", most,
+                   ": no segment of the index has fewer than ", kSmallSegmentTokensMin, " tokens"));
+}
+
 absl::StatusOr<std::vector<uint16_t>> ReadLabels(const SequenceSpec& spec,
                                                  const LabelRange& segment) {
   const uint64_t first = segment.first_position, tokens = segment.token_count;

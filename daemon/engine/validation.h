@@ -34,6 +34,9 @@ absl::StatusOr<QueryVectors> ReadQueries(const ModelShape& shape, const TensorVi
 absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t position,
                             uint32_t kv_head, size_t element);
 
+// InvalidArgument: labels of more segments in one call than such a sequence's index can have.
+absl::Status ValidateLabelCount(const SequenceSpec& spec, uint64_t segments);
+
 // The labels [kv_heads, token_count] of a segment of such a sequence. InvalidArgument: positions
 // beyond max_tokens, another length, or a label that is not below ClusterCountFor its tokens.
 absl::StatusOr<std::vector<uint16_t>> ReadLabels(const SequenceSpec& spec,

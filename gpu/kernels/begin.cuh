@@ -136,6 +136,7 @@ __device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint3
   const T* rows = static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim;
   SegmentView* views = step.workspace.views + size_t{unit} * step.shape.segment_capacity * group;
   const float scale = step.shape.scale;
+  constexpr float kSquaresMax = 1e30f;  // Times any spread it is no NaN.
   for (uint32_t first = warp; first < count; first += kAtOnce * kBeginWarps) {
     Piece means[kAtOnce], shares[kAtOnce];
 #pragma unroll
@@ -170,7 +171,7 @@ __device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint3
         if (lane % 4 != 0 || h >= group) continue;
         SegmentView& view = views[segment * group + h];
         (lane / 4 % 2 == 0 ? view.mean_dot : view.reach) =
-            lane / 4 % 2 == 0 ? sum : scale * sqrtf(fmaxf(sum, 0));
+            lane / 4 % 2 == 0 ? sum : scale * sqrtf(fminf(fmaxf(sum, 0), kSquaresMax));
       }
     }
   }

@@ -11,10 +11,10 @@
 
 namespace wavekv::gpu {
 
-// What a cluster's tokens scatter about its centroid and its mean value. Logarithms are natural.
+// What a cluster's tokens scatter about its centroid and its mean value.
 struct ClusterScatter {
-  float log2_size;  // -inf: no tokens.
-  float log_size;
+  float log2_size;      // -inf: no tokens.
+  float log_size;       // Natural.
   float reached;        // sqrt(2 log size): how many deviations the tokens hold of a normal tail.
   float deviation;      // Of the keys; times SegmentView::reach that of the logits.
   float value_squared;  // Square of the spread of the mean value.

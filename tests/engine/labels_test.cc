@@ -228,6 +228,10 @@ TEST_F(LabelsTest, WhatCannotBeIsRefusedWhole) {
     EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << row.error << refused.status();
     EXPECT_THAT(std::string(refused.status().message()), HasSubstr(row.error));
   }
+  // 8,192 tokens are 64 segments of 128.
+  const std::vector<LabelBuffer> many(66, DealtLabels(4, 1020, 64));
+  EXPECT_THAT(std::string(TryGive(sequence, 0, many).status().message()),
+              HasSubstr("labels of 66 segments, expected at most 65"));
   const std::vector<LabelBuffer> good = {DealtLabels(4, 1020, 64)};
   EXPECT_TRUE(absl::IsInvalidArgument(TryGive(sequence, 2, good).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(TryGive({sequence.id, Generation(0)}, 0, good).status()));

@@ -145,15 +145,14 @@ def test_a_prompt_is_labelled_before_it_is_stored(address, prompt_world, chunk):
     assert labeller.launches > 0
 
 
-def test_without_labels_the_daemon_clusters_and_says_why(address, prompt_world):
+@pytest.mark.parametrize("error", [wavekv.ResourceExhaustedError, wavekv.UnavailableError])
+def test_without_labels_the_daemon_clusters_and_says_why(address, prompt_world, error):
     import torch
 
     small, install = prompt_world
     config = small.make_model().config
-    labeller = install(
-        StandInLabeller(config.num_key_value_heads, wavekv.ResourceExhaustedError("no memory here"))
-    )
-    with pytest.warns(RuntimeWarning, match="no memory here"):
+    labeller = install(StandInLabeller(config.num_key_value_heads, error("no kernel here")))
+    with pytest.warns(RuntimeWarning, match="no kernel here"):
         (who,) = run_prompt(small, address, [torch.randint(1, small.VOCABULARY, (1500,))], 1500)
     assert {word for words in who.values() for word in words} == {"own"}
     assert labeller.launches == 1, "not tried again"

@@ -14,6 +14,8 @@ from resident_stand_in import device  # noqa: E402, F401
 from test_transformers_life import generate_and, listed  # noqa: E402
 from wavekv.transformers import WaveKVCache, full  # noqa: E402
 from wavekv.transformers.kept import KeptStates  # noqa: E402
+from wavekv.transformers.models import UnsupportedModelError  # noqa: E402
+from wavekv.transformers.rows import Rows  # noqa: E402
 
 FOREVER = 4000
 
@@ -65,6 +67,51 @@ def test_a_prompt_in_chunks_that_outgrows_the_limit(address, model, limit):
     small.assert_same_logits(model, prompts, made)
     assert [s.token_count(1) for s in cache.sequences] == [104, 104]
     assert cache.local_bytes == 0
+
+
+def assert_next(model, ids, logits):
+    """The logits of the first token of ids after ids are those of exact attention."""
+    tokens = torch.cat([ids, ids[:, :1]], 1)
+    exact = small.exact_logits(model, tokens, torch.ones_like(tokens))[:, -1:]
+    torch.testing.assert_close(logits, exact, rtol=0, atol=small.LOGITS_TOLERANCE)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_who_interrupts_the_hand_over_can_go_on(address, model, monkeypatch, layer):
+    ids = small.make_prompts(2, 40).ids
+    cache = WaveKVCache(model.config, address, full_attention=40)
+    insert, left = Rows.insert, [layer + 1]
+
+    def interrupted(self, at, *rest):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return insert(self, at, *rest)
+
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        monkeypatch.setattr(Rows, "insert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids[:, :1], past_key_values=cache)
+        found = model(ids[:, :1], past_key_values=cache).logits
+    assert_next(model, ids, found)
+    assert [s.token_count(layer) for s in cache.sequences] == [41, 41]
+
+
+def test_after_a_pass_that_broke_off_the_cache_is_cropped_first(address, model):
+    ids = small.make_prompts(1, 40).ids
+    cache = WaveKVCache(model.config, address, full_attention=FOREVER)
+    holes = torch.ones(1, 41, dtype=torch.long)
+    holes[0, 20] = 0
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        with pytest.raises(UnsupportedModelError):
+            model(ids[:, :1], past_key_values=cache, attention_mask=holes)
+        with pytest.raises(wavekv.FailedPreconditionError, match="crop the cache to the 40"):
+            model(ids[:, :1], past_key_values=cache)
+        cache.crop(40)
+        found = model(ids[:, :1], past_key_values=cache).logits
+    assert_next(model, ids, found)
 
 
 @pytest.mark.parametrize("message", [1, 5, 60])

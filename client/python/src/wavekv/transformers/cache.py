@@ -208,7 +208,8 @@ class WaveKVCache(Cache):
         Then `captured.advance()` before each `graph.replay()`. token and position [batch, 1] are
         tensors that the caller writes between replays; without position_ids the graph would repeat
         one position. No attention_mask: padding is known from the prompt. The rows must be on the
-        GPU already, which they are after a prompt and one token without a graph.
+        GPU already, which they are after a prompt and one token without a graph, unless
+        full_attention keeps the prompt here.
 
         Raises FailedPreconditionError when they are not, with fallback=True, and for anything else
         than that pass; UnsupportedModelError for a mask.

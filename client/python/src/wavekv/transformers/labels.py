@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from wavekv.errors import InvalidArgumentError, ResourceExhaustedError, UnimplementedError
+from wavekv.errors import (
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnimplementedError,
+    WaveKVError,
+)
 from wavekv.session import Sequence
 from wavekv.transformers.resident import Ordered
 from wavekv.types import ModelShape
 
 # The daemon cuts no segment that is shorter.
 _SEGMENT_TOKENS_MIN = 128
+# Of a batch, rows that are clustered before the first one's labels are waited for.
+_LAUNCHES_AHEAD = 32
+
+
+class _NoLabelsError(RuntimeError):
+    """The device made none."""
 
 
 class PromptLabels:
@@ -33,27 +46,51 @@ class PromptLabels:
         of the daemon pass through."""
         if self._labeller is None:
             return
-        stream = _current_stream(keys.device)
-        keys = keys.detach()
-        launched = []
         try:
-            for row, sequence in enumerate(sequences):
-                tokens = keys.shape[2] - padding[row]
-                if tokens < _SEGMENT_TOKENS_MIN:
-                    continue
-                plan = sequence.plan_index(layer, tokens)
-                if plan:
-                    rows = Ordered(keys[row, :, padding[row] :])
-                    launched.append((sequence, self._labeller.launch(rows, plan, stream)))
-            for sequence, labels in launched:
-                sequence.give_labels(layer, labels.wait())
-        except (InvalidArgumentError, ResourceExhaustedError, UnimplementedError) as error:
+            self._give(layer, sequences, padding, keys.detach())
+        except (
+            _NoLabelsError,
+            InvalidArgumentError,
+            ResourceExhaustedError,
+            UnimplementedError,
+        ) as error:
             self._labeller = None
             warnings.warn(
                 f"the daemon clusters the prompt by itself, which takes longer: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def _give(
+        self, layer: int, sequences: list[Sequence], padding: list[int], keys: torch.Tensor
+    ) -> None:
+        stream = _current_stream(keys.device)
+        launched: list[tuple[Sequence, Any]] = []
+        for row, sequence in enumerate(sequences):
+            tokens = keys.shape[2] - padding[row]
+            if tokens < _SEGMENT_TOKENS_MIN:
+                continue
+            plan = sequence.plan_index(layer, tokens)
+            if not plan:
+                continue
+            if len(launched) == _LAUNCHES_AHEAD:
+                _hand_over(layer, *launched.pop(0))
+            rows = Ordered(keys[row, :, padding[row] :])
+            launch = functools.partial(self._labeller.launch, rows, plan, stream)
+            launched.append((sequence, _on_device(launch)))
+        for sequence, labels in launched:
+            _hand_over(layer, sequence, labels)
+
+
+def _hand_over(layer: int, sequence: Sequence, labels: Any) -> None:
+    sequence.give_labels(layer, _on_device(labels.wait))
+
+
+def _on_device(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (WaveKVError, ValueError, TypeError) as error:
+        raise _NoLabelsError(str(error)) from error
 
 
 def _current_stream(device: torch.device) -> Any:

@@ -100,6 +100,11 @@ class Store:
             return
         self._refuse_lost()
         if layer == 0:
+            if len(set(self.columns)) > 1:
+                raise FailedPreconditionError(
+                    "an earlier pass of the model broke off between two layers: crop the cache to "
+                    f"the {min(self.columns)} tokens that all have, or reset it"
+                )
             self._mask, self._first = None, []
             self._way = self._choose(new_columns, self._columns_here(keys))
         self.columns[layer] += new_columns
@@ -283,8 +288,9 @@ class Store:
         if past + new_columns <= columns_here:
             return Way.HERE
         if self._here_alone:
-            self._here_alone = False
+            # Until all of it is there: who is interrupted can do it again.
             self._tell("taking over what was attended here", self._hand_over)
+            self._here_alone = False
             if self.failure is not None:
                 return Way.PREFILL
         if not self._stepped:
