@@ -366,7 +366,7 @@ TEST_F(ServiceTest, StatsAndListsArePagedAndCounted) {
   EXPECT_THAT(stats.cgroup_version(), ::testing::AnyOf("v1", "v2", "none"));
   EXPECT_EQ(stats.calls().at("CreateSequence"), 5u);
   EXPECT_EQ(stats.calls().at("Attach"), 1u);
-  EXPECT_EQ(stats.calls().size(), 24u);
+  EXPECT_EQ(stats.calls().size(), 26u);
   ASSERT_EQ(stats.tenants_size(), 1);
   EXPECT_EQ(stats.tenants(0).bytes_max(), 256ull << 20);
   EXPECT_EQ(stats.tenants(0).sequences(), 5u);
