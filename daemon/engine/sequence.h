@@ -165,6 +165,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     HeldLabels labels;          // Of cuts that are not planned yet.
     bool scheduled = false;     // In the builder's hands.
     absl::Status build_status;  // Why the last job failed.
+    bool asked_again = false;   // By a BuildIndex, since the running job began.
     QueryVectors last_queries;
   };
 

@@ -108,6 +108,7 @@ absl::StatusOr<StartedJob> Sequence::StartJob(uint32_t layer) {
     state.scheduled = false;
     return absl::NotFoundError("no job is waiting");
   }
+  state.asked_again = false;
   return StartedJob{std::move(job), SnapshotLocked(layer)};
 }
 
@@ -132,7 +133,7 @@ bool Sequence::FinishJob(uint32_t layer, const BuildJob& job,
     state.build_status = absl::OkStatus();
     state.builds.Finish(/*again=*/false);
   } else {
-    if (!job.cancelled) state.build_status = segment.status();
+    if (!job.cancelled && !state.asked_again) state.build_status = segment.status();
     state.builds.Finish(/*again=*/true);
   }
   build_changed_.NotifyAll();
@@ -190,7 +191,9 @@ absl::StatusOr<BuildProgress> Sequence::BuildIndex(
           PushCut(state, range);
         }
       }
-      state.build_status = absl::OkStatus();  // A failed job gets another try.
+      // A failed job gets another try; so does one that runs now, should it fail.
+      state.build_status = absl::OkStatus();
+      state.asked_again = true;
       tickets.push_back(state.builds.last_ticket());
       tokens_total += state.builds.PendingTokens(tickets.back());
     }

@@ -172,6 +172,28 @@ TEST_F(BuildingTest, FailedBuildIsReportedAndRetried) {
   EXPECT_EQ(StatusOf(sequence).clustered_tokens, 2048u - 68);
 }
 
+// What failed had begun before the call, so the call's own try is still to come.
+TEST_F(BuildingTest, AFailureOfAnEarlierTryIsNotTheCalls) {
+  const TokenData data(shape(), 2048, FreshSeed());
+  const SequenceRef sequence = Create(spec_);
+  Insert(sequence, data, 0, 2048);
+  ASSERT_TRUE(gate_->WaitForWaiter());
+  gate_->Fail(true);
+  bool failed = false;
+  const auto built = engine_->BuildIndex(kTenant, sequence, [&](const BuildProgress&) {
+    if (failed) return true;
+    gate_->Allow(1);
+    while (gate_->calls() == 0) std::this_thread::yield();
+    gate_->Fail(false);
+    gate_->Open();
+    failed = true;
+    return true;
+  });
+  EXPECT_TRUE(built.ok()) << built.status();
+  EXPECT_TRUE(failed);
+  EXPECT_EQ(StatusOf(sequence).clustered_tokens, 2048u - 68);
+}
+
 // With a full queue the tokens stay exact, and a later BuildIndex catches up.
 TEST_F(BuildingTest, FullBuildQueue) {
   const uint64_t seed = FreshSeed();
