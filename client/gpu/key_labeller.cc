@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "client/gpu/device_guard.h"
+#include "client/gpu/stream_mark.h"
 #include "gpu/kernels/cuda_status.h"
 #include "gpu/kernels/device_array.h"
 #include "gpu/kernels/kmeans.h"
@@ -20,33 +21,11 @@ namespace {
 // Clustered at the same time: more would fill no GPU better, and each has a workspace.
 constexpr size_t kTasksAtATime = 128;
 
-class Event {
- public:
-  ~Event() {
-    if (event_ != nullptr) (void)cudaEventDestroy(event_);
-  }
-  Event() = default;
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-
-  absl::Status Create() {
-    // Who waits for it lets the CPU go.
-    return gpu::CudaStatus(
-        cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | cudaEventBlockingSync),
-        "cudaEventCreateWithFlags");
-  }
-  cudaEvent_t get() const { return event_; }
-  // Whether the device has come so far, or failed on the way. That it has not is no error, and CUDA
-  // would keep it as the last one for whoever launches next.
-  bool Passed() const {
-    if (cudaEventQuery(event_) != cudaErrorNotReady) return true;
-    (void)cudaGetLastError();
-    return false;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
+size_t TokenCount(std::span<const PlannedSegment> segments) {
+  size_t count = 0;
+  for (const PlannedSegment& segment : segments) count += segment.token_count;
+  return count;
+}
 
 // Makes `array` hold `size` elements at least.
 template <typename Array>
@@ -58,15 +37,27 @@ absl::Status Grow(size_t size, Array* array) {
 }
 
 // What a launch works with, on one device.
-struct Block {
-  int device = 0;
+struct Workspace {
+  explicit Workspace(int on) : device(on) {}
+  // The device may still read host_tasks and write host_labels. Where this fails it does no more.
+  ~Workspace() { (void)done.Wait(); }
+
+  const int device;
   gpu::DeviceArray<gpu::KMeansTask> tasks;
   gpu::DeviceArray<float> means, offsets;
   gpu::DeviceArray<uint16_t> centroids, labels;
   gpu::PinnedArray<gpu::KMeansTask> host_tasks;
   gpu::PinnedArray<uint16_t> host_labels;
-  Event done;  // Its labels are in host_labels.
+  StreamMark done;  // Behind the last use of it: the labels are in host_labels.
 };
+
+using Workspaces = std::vector<std::unique_ptr<Workspace>>;
+
+std::unique_ptr<Workspace> Take(Workspaces::iterator place, Workspaces* from) {
+  std::unique_ptr<Workspace> taken = std::move(*place);
+  from->erase(place);
+  return taken;
+}
 
 }  // namespace
 
@@ -74,19 +65,23 @@ struct KeyLabeller::Impl {
   Impl(uint32_t heads, uint32_t dim, DType keys_dtype)
       : kv_head_count(heads), head_dim(dim), dtype(keys_dtype) {}
 
-  // A block of the device that no kernel uses any more, of any size.
-  absl::StatusOr<std::unique_ptr<Block>> Acquire(int device);
-  void Release(std::unique_ptr<Block> block);
-  // Makes room in the block for so many tasks and labels.
-  absl::Status Reserve(size_t task_count, size_t label_count, Block* block) const;
+  // A workspace of the device that nothing on the device uses any more, of any size; it is lent.
+  absl::StatusOr<std::unique_ptr<Workspace>> Acquire(int device);
+  // Of labels that were let go of: as soon as its mark is reached it may be lent again.
+  void Release(std::unique_ptr<Workspace> workspace);
+  // Frees one that is lent and that nothing on the device uses.
+  void Drop(std::unique_ptr<Workspace> workspace);
+  // Makes room in the workspace for so many tasks and labels.
+  absl::Status Reserve(size_t task_count, size_t label_count, Workspace* workspace) const;
   absl::Status Queue(const DeviceKeys& keys, std::span<const PlannedSegment> segments,
-                     CudaStream stream, Block* block) const;
+                     CudaStream stream, Workspace* workspace) const;
 
   const uint32_t kv_head_count;
   const uint32_t head_dim;
   const DType dtype;  // kBF16 or kF16.
   Mutex mutex;
-  std::vector<std::unique_ptr<Block>> free ABSL_GUARDED_BY(mutex);
+  // Released ones. At most kLaunchesMax with those that are lent: each is of one launch.
+  Workspaces idle ABSL_GUARDED_BY(mutex);
   size_t lent ABSL_GUARDED_BY(mutex) = 0;
 };
 
@@ -94,12 +89,12 @@ struct KeyLabels::Impl {
   Impl(std::shared_ptr<KeyLabeller::Impl> labeller_impl, std::vector<PlannedSegment> taken)
       : labeller(std::move(labeller_impl)), segments(std::move(taken)) {}
   ~Impl() {
-    if (block != nullptr) labeller->Release(std::move(block));
+    if (workspace != nullptr) labeller->Release(std::move(workspace));
   }
 
   const std::shared_ptr<KeyLabeller::Impl> labeller;
   const std::vector<PlannedSegment> segments;
-  std::unique_ptr<Block> block;  // Null without segments.
+  std::unique_ptr<Workspace> workspace;  // Null without segments.
 };
 
 KeyLabels::KeyLabels(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -107,13 +102,15 @@ KeyLabels::~KeyLabels() = default;
 
 size_t KeyLabels::segment_count() const { return impl_->segments.size(); }
 
-bool KeyLabels::Ready() const { return impl_->block == nullptr || impl_->block->done.Passed(); }
+bool KeyLabels::Ready() const {
+  return impl_->workspace == nullptr || !impl_->workspace->done.Ahead();
+}
 
 absl::StatusOr<std::vector<SegmentLabels>> KeyLabels::Wait() const {
   std::vector<SegmentLabels> labels;
-  if (impl_->block == nullptr) return labels;
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(impl_->block->done.get()));
-  std::span<const uint16_t> left = impl_->block->host_labels.span();
+  if (impl_->workspace == nullptr) return labels;
+  WAVEKV_RETURN_IF_ERROR(impl_->workspace->done.Wait());
+  std::span<const uint16_t> left = impl_->workspace->host_labels.span();
   for (const PlannedSegment& segment : impl_->segments) {
     const size_t count = size_t{impl_->labeller->kv_head_count} * segment.token_count;
     labels.push_back({segment.first_position, segment.token_count, left.first(count)});
@@ -122,78 +119,80 @@ absl::StatusOr<std::vector<SegmentLabels>> KeyLabels::Wait() const {
   return labels;
 }
 
-absl::StatusOr<std::unique_ptr<Block>> KeyLabeller::Impl::Acquire(int device) {
-  {
-    MutexLock lock(&mutex);
-    if (lent == kLaunchesMax) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "the labels of ", kLaunchesMax, " launches are held; take those and let go of them"));
-    }
-    for (auto block = free.begin(); block != free.end(); ++block) {
-      // One whose labels were let go of before they came is not to be had yet.
-      if ((*block)->device != device || !(*block)->done.Passed()) continue;
-      std::unique_ptr<Block> found = std::move(*block);
-      free.erase(block);
-      ++lent;
-      return found;
-    }
+absl::StatusOr<std::unique_ptr<Workspace>> KeyLabeller::Impl::Acquire(int device) {
+  std::unique_ptr<Workspace> unneeded;  // Freed behind the lock.
+  MutexLock lock(&mutex);
+  const auto usable = std::ranges::find_if(idle, [&](const std::unique_ptr<Workspace>& one) {
+    return one->device == device && one->done.Reached();
+  });
+  if (usable != idle.end()) {
     ++lent;
+    return Take(usable, &idle);
   }
-  auto block = std::make_unique<Block>();
-  block->device = device;
-  const absl::Status created = block->done.Create();
-  if (created.ok()) return block;
-  MutexLock lock(&mutex);
-  --lent;
-  return created;
+  if (lent + idle.size() == kLaunchesMax) {
+    const auto elsewhere = std::ranges::find_if(
+        idle, [](const std::unique_ptr<Workspace>& one) { return one->done.Reached(); });
+    if (elsewhere == idle.end()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the labels of ", lent, " launches are held, and the device has ",
+                       idle.size(), " to make that were let go of; allowed: ", kLaunchesMax,
+                       " in all. Take those that are held and let go of them"));
+    }
+    unneeded = Take(elsewhere, &idle);
+  }
+  ++lent;
+  return std::make_unique<Workspace>(device);
 }
 
-void KeyLabeller::Impl::Release(std::unique_ptr<Block> block) {
+void KeyLabeller::Impl::Release(std::unique_ptr<Workspace> workspace) {
   MutexLock lock(&mutex);
   --lent;
-  free.push_back(std::move(block));
+  idle.push_back(std::move(workspace));
 }
 
-absl::Status KeyLabeller::Impl::Reserve(size_t task_count, size_t label_count, Block* block) const {
+void KeyLabeller::Impl::Drop(std::unique_ptr<Workspace> workspace) {
+  workspace.reset();
+  MutexLock lock(&mutex);
+  --lent;
+}
+
+absl::Status KeyLabeller::Impl::Reserve(size_t task_count, size_t label_count,
+                                        Workspace* workspace) const {
   const size_t at_a_time = std::min(task_count, kTasksAtATime);
-  WAVEKV_RETURN_IF_ERROR(Grow(task_count, &block->tasks));
-  WAVEKV_RETURN_IF_ERROR(Grow(task_count, &block->host_tasks));
-  WAVEKV_RETURN_IF_ERROR(Grow(at_a_time * head_dim, &block->means));
-  WAVEKV_RETURN_IF_ERROR(Grow(at_a_time * gpu::kCentroidsMax, &block->offsets));
-  WAVEKV_RETURN_IF_ERROR(Grow(at_a_time * gpu::kCentroidsMax * head_dim, &block->centroids));
-  WAVEKV_RETURN_IF_ERROR(Grow(label_count, &block->labels));
-  return Grow(label_count, &block->host_labels);
+  WAVEKV_RETURN_IF_ERROR(Grow(task_count, &workspace->tasks));
+  WAVEKV_RETURN_IF_ERROR(Grow(task_count, &workspace->host_tasks));
+  WAVEKV_RETURN_IF_ERROR(Grow(at_a_time * head_dim, &workspace->means));
+  WAVEKV_RETURN_IF_ERROR(Grow(at_a_time * gpu::kCentroidsMax, &workspace->offsets));
+  WAVEKV_RETURN_IF_ERROR(Grow(at_a_time * gpu::kCentroidsMax * head_dim, &workspace->centroids));
+  WAVEKV_RETURN_IF_ERROR(Grow(label_count, &workspace->labels));
+  return Grow(label_count, &workspace->host_labels);
 }
 
 absl::Status KeyLabeller::Impl::Queue(const DeviceKeys& keys,
                                       std::span<const PlannedSegment> segments, CudaStream stream,
-                                      Block* block) const {
-  size_t label_count = 0;
-  for (const PlannedSegment& segment : segments) {
-    label_count += size_t{kv_head_count} * segment.token_count;
-  }
+                                      Workspace* workspace) const {
   const size_t task_count = segments.size() * kv_head_count;
-  WAVEKV_RETURN_IF_ERROR(Reserve(task_count, label_count, block));
+  const size_t label_count = kv_head_count * TokenCount(segments);
   const auto* data = static_cast<const uint16_t*>(keys.data);  // Elements have 16 bits.
-  uint16_t* labels = block->labels.data();
+  uint16_t* labels = workspace->labels.data();
   size_t task = 0;
   for (const PlannedSegment& segment : segments) {
     const uint64_t row = segment.first_position - keys.first_position;
     for (uint32_t head = 0; head < kv_head_count; ++head, ++task) {
       const size_t place = task % kTasksAtATime;
-      block->host_tasks.span()[task] = {
+      workspace->host_tasks.span()[task] = {
           .keys = data + head * keys.head_stride + row * keys.token_stride,
           .key_stride = static_cast<uint32_t>(keys.token_stride),
           .token_count = segment.token_count,
           .centroid_count = segment.cluster_count,
-          .mean = block->means.data() + place * head_dim,
-          .centroids = block->centroids.data() + place * gpu::kCentroidsMax * head_dim,
-          .offsets = block->offsets.data() + place * gpu::kCentroidsMax,
+          .mean = workspace->means.data() + place * head_dim,
+          .centroids = workspace->centroids.data() + place * gpu::kCentroidsMax * head_dim,
+          .offsets = workspace->offsets.data() + place * gpu::kCentroidsMax,
           .labels = labels};
       labels += segment.token_count;
     }
   }
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(block->tasks.data(), block->host_tasks.data(),
+  WAVEKV_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(workspace->tasks.data(), workspace->host_tasks.data(),
                                               task_count * sizeof(gpu::KMeansTask),
                                               cudaMemcpyHostToDevice, stream));
   for (size_t first = 0; first < task_count; first += kTasksAtATime) {
@@ -203,14 +202,14 @@ absl::Status KeyLabeller::Impl::Queue(const DeviceKeys& keys,
         .element = dtype == DType::kBF16 ? gpu::Element::kBF16 : gpu::Element::kF16};
     for (size_t i = first; i < first + shape.task_count; ++i) {
       shape.token_count_max =
-          std::max(shape.token_count_max, block->host_tasks.span()[i].token_count);
+          std::max(shape.token_count_max, workspace->host_tasks.span()[i].token_count);
     }
-    WAVEKV_RETURN_IF_ERROR(gpu::LaunchKMeans(block->tasks.data() + first, shape, stream));
+    WAVEKV_RETURN_IF_ERROR(gpu::LaunchKMeans(workspace->tasks.data() + first, shape, stream));
   }
-  WAVEKV_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(block->host_labels.data(), block->labels.data(),
-                                              label_count * sizeof(uint16_t),
-                                              cudaMemcpyDeviceToHost, stream));
-  return gpu::CudaStatus(cudaEventRecord(block->done.get(), stream), "cudaEventRecord");
+  WAVEKV_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(workspace->host_labels.data(), workspace->labels.data(),
+                      label_count * sizeof(uint16_t), cudaMemcpyDeviceToHost, stream));
+  return workspace->done.Set(stream);
 }
 
 KeyLabeller::KeyLabeller(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -263,15 +262,20 @@ absl::StatusOr<std::unique_ptr<KeyLabels>> KeyLabeller::Launch(
   if (!labels->segments.empty()) {
     const DeviceGuard guard(keys.device);
     WAVEKV_RETURN_IF_ERROR(guard.status());
-    WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<Block> block, impl_->Acquire(keys.device));
-    const absl::Status queued = impl_->Queue(keys, labels->segments, stream, block.get());
-    if (!queued.ok()) {
-      // Freed, which waits for what was queued.
-      MutexLock lock(&impl_->mutex);
-      --impl_->lent;
-      return queued;
+    WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<Workspace> workspace, impl_->Acquire(keys.device));
+    const size_t heads = impl_->kv_head_count;
+    absl::Status status = impl_->Reserve(heads * labels->segments.size(),
+                                         heads * TokenCount(labels->segments), workspace.get());
+    if (status.ok()) {
+      status = impl_->Queue(keys, labels->segments, stream, workspace.get());
+      // No mark is behind what was queued. Where this fails, too, the device does no more.
+      if (!status.ok()) (void)cudaStreamSynchronize(stream);
     }
-    labels->block = std::move(block);
+    if (!status.ok()) {
+      impl_->Drop(std::move(workspace));
+      return status;
+    }
+    labels->workspace = std::move(workspace);
   }
   return std::unique_ptr<KeyLabels>(new KeyLabels(std::move(labels)));
 }

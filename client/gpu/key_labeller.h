@@ -34,9 +34,12 @@ struct DeviceKeys {
   uint64_t token_count = 0;
 };
 
-// What one launch labels. Used by one thread at a time; may outlive its labeller.
+// What one launch labels. Used by one thread at a time; may outlive its labeller. Labels that
+// nobody waited for may be let go of: their memory is used again, or freed, when the device has
+// made them.
 class KeyLabels {
  public:
+  // Waits for nothing, but where the labeller is gone: then for the device, if it is not so far.
   ~KeyLabels();
   KeyLabels(const KeyLabels&) = delete;
   KeyLabels& operator=(const KeyLabels&) = delete;
@@ -55,10 +58,11 @@ class KeyLabels {
   const std::unique_ptr<Impl> impl_;
 };
 
-// Thread-safe.
+// Thread-safe. The last of a labeller and its labels to go frees their memory, and waits for the
+// device to be through with it.
 class KeyLabeller {
  public:
-  // Launches whose labels nobody has let go of.
+  // Launches whose labels are held, and those that were let go of before the device made them.
   static constexpr size_t kLaunchesMax = 64;
 
   // InvalidArgument: no kernel does it; head_dim is 64, 128 or 256, dtype bf16 or f16.
@@ -74,11 +78,16 @@ class KeyLabeller {
   static bool Takes(const PlannedSegment& segment);
 
   // Queues k-means of those segments that it takes and that lie in the keys, and the copy of their
-  // labels, in `stream`; does not wait for it. The keys must stay until the stream has passed. What
-  // a launch needs is allocated by the first of its size: 130 KiB on the device for each segment
-  // and head, for 128 of them at most, and 2 bytes a label there and in locked memory; it is used
-  // again by later ones. Not in a captured stream. InvalidArgument: strides or alignment.
-  // ResourceExhausted: no memory, or kLaunchesMax. Unavailable: CUDA failed.
+  // labels, in `stream`. The keys must stay until the stream has passed. Not in a captured stream.
+  //
+  // Waits for nothing but its own allocations, for which CUDA waits for the device: where no
+  // earlier launch has left a workspace, or one that is too small. With n = segments times heads
+  // that is
+  //   n * 56 + 2 * labels                       bytes on the device, as many in locked memory, and
+  //   min(n, 128) * (1,028 * head_dim + 2,048)  on the device.
+  //
+  // InvalidArgument: strides or alignment. ResourceExhausted: no memory, or kLaunchesMax.
+  // Unavailable: CUDA failed; what was queued by then has run, or never will.
   absl::StatusOr<std::unique_ptr<KeyLabels>> Launch(const DeviceKeys& keys,
                                                     std::span<const PlannedSegment> segments,
                                                     CudaStream stream);

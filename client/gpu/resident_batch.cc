@@ -13,6 +13,7 @@
 #include "client/gpu/mapping_cache.h"
 #include "client/gpu/open_sequence.h"
 #include "client/gpu/resident_shape.h"
+#include "client/gpu/stream_mark.h"
 #include "gpu/kernels/cuda_status.h"
 #include "gpu/kernels/device_array.h"
 #include "gpu/kernels/resolve.h"
@@ -23,41 +24,9 @@
 namespace wavekv::client {
 namespace {
 
-// A moment in a stream.
-class StreamMark {
- public:
-  static absl::StatusOr<StreamMark> Make(CudaStream stream) {
-    StreamMark mark;
-    WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&mark.event_, cudaEventDisableTiming));
-    WAVEKV_CUDA_RETURN_IF_ERROR(cudaEventRecord(mark.event_, stream));
-    return mark;
-  }
-  StreamMark() = default;
-  StreamMark(StreamMark&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  StreamMark& operator=(StreamMark&& other) noexcept {
-    std::swap(event_, other.event_);
-    return *this;
-  }
-  ~StreamMark() {
-    if (event_ != nullptr) (void)cudaEventDestroy(event_);
-  }
-
-  // Whether the stream has come so far.
-  bool Passed() const {
-    if (event_ == nullptr) return false;
-    const cudaError_t passed = cudaEventQuery(event_);
-    // Not an error, but kept as the last one: whoever launches next would take it for its own.
-    if (passed == cudaErrorNotReady) (void)cudaGetLastError();
-    return passed == cudaSuccess;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 // A sequence that tokens in a stream may still read.
 struct Retired {
-  StreamMark mark;
+  StreamMark mark;  // Of no moment: kept until the batch ends.
   std::shared_ptr<OpenSequence> sequence;
 };
 
@@ -248,7 +217,7 @@ absl::Status ResidentBatch::SetSequence(uint32_t entry, std::shared_ptr<OpenSequ
   WAVEKV_RETURN_IF_ERROR(impl_->CheckEntry(entry));
   const CudaDevice::Current current(*impl_->device);
   WAVEKV_RETURN_IF_ERROR(current.status());
-  std::erase_if(impl_->retired, [](const Retired& old) { return old.mark.Passed(); });
+  std::erase_if(impl_->retired, [](const Retired& old) { return old.mark.Reached(); });
   if (sequence != nullptr) {
     MutexLock lock(&impl_->mutex);
     WAVEKV_RETURN_IF_ERROR(impl_->CheckIsFree(*sequence, entry));
@@ -264,10 +233,10 @@ absl::Status ResidentBatch::SetSequence(uint32_t entry, std::shared_ptr<OpenSequ
     impl_->entries[entry].tag = told.tag;
   }
   if (before == nullptr) return absl::OkStatus();
-  absl::StatusOr<StreamMark> mark = StreamMark::Make(stream);
-  // Without a mark nobody knows when: it is kept until the batch ends.
-  impl_->retired.push_back({mark.ok() ? *std::move(mark) : StreamMark(), std::move(before)});
-  return mark.status();
+  StreamMark mark;
+  const absl::Status set = mark.Set(stream);
+  impl_->retired.push_back({std::move(mark), std::move(before)});
+  return set;
 }
 
 absl::Status ResidentBatch::ReserveToken() {

@@ -43,8 +43,9 @@ struct ResidentModel {
   uint64_t max_tokens = 0;        // Of the longest sequence.
   uint32_t cluster_capacity = 0;  // Of a head, a multiple of 16.
   uint32_t segment_capacity = 0;  // Of a head.
-  // Clusters that a step of a head retrieves at most, sketched ones too; what a sequence's budget
-  // asks for beyond them is estimated.
+  // Clusters that a step of a head retrieves at most. Steps on the device have no sketches: where a
+  // sequence's budget sketches clusters, the daemon has more of them retrieved instead (decision
+  // 010). What it asks for beyond this is estimated.
   uint32_t retrieve_capacity = 0;
 };
 

@@ -14,7 +14,9 @@ constexpr uint64_t kSegmentsBeside = 24;
 // Clusters of 16 tokens, those of outliers, and the segments that are about to be replaced.
 constexpr uint64_t kTokensPerCluster = 10;
 constexpr uint64_t kClustersBeside = 2048;
-// Retrieved and sketched ones of the default budget, and as many again.
+// The default budget of a step without sketches (UnsketchedRetrievalCount) is 1.4 % of the
+// clusters, and at least 128: a 64th is more than that, and as many again are room for a larger
+// one.
 constexpr uint64_t kRetrieveBeside = 256;
 constexpr uint64_t kClustersPerRetrieved = 64;
 constexpr uint64_t kTokensMax = uint64_t{1} << 32;

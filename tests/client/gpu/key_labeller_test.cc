@@ -276,6 +276,7 @@ TEST_P(KeyLabellerTest, HeldLaunchesHaveAnEnd) {
   }
   EXPECT_TRUE(absl::IsResourceExhausted(
       labeller->Launch(keys, {{Planned(0, 64)}}, stream.handle).status()));
+  ASSERT_TRUE(launched.back()->Wait().ok());  // Else it could still be under way.
   launched.pop_back();
   EXPECT_TRUE(labeller->Launch(keys, {{Planned(0, 64)}}, stream.handle).ok());
 }

@@ -86,7 +86,8 @@ class ResidentBatch:
     shape: the model's; dtype "bf16" or "f16", key_dim 64, 128 or 256 and value_dim the same. batch:
     entries, each a sequence or empty. Capacities of 0 follow from max_tokens, and suit an index of
     16 tokens a cluster: cluster_capacity and segment_capacity of a head's index, retrieve_capacity
-    of the clusters that a step of a head retrieves, sketched ones included.
+    of the clusters that a step of a head retrieves. Such a step has no sketches: where the budget
+    sketches clusters, more are retrieved instead.
 
     Raises FailedPreconditionError without a driver or a GPU, InvalidArgumentError or ValueError for
     what no kernel does, ResourceExhaustedError when the device has too little memory.
