@@ -15,8 +15,7 @@ namespace wavekv::gpu {
 inline constexpr int kBeginThreads = 512;
 inline constexpr int kBeginWarps = kBeginThreads / 32;
 inline constexpr int kLatchTries = 1000;
-inline constexpr int kHeadWords = sizeof(HeadDescriptor) / sizeof(uint64_t);
-static_assert(sizeof(HeadDescriptor) % sizeof(uint64_t) == 0 && kHeadWords <= kBeginThreads);
+static_assert(kHeadWords <= kBeginThreads);
 
 // The heads of a published descriptor; `torn` when the manager was writing all the time.
 inline __device__ const HeadDescriptor* ReadPublished(const SequenceDescriptor* live, bool* torn) {

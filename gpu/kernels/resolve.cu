@@ -7,8 +7,7 @@ namespace wavekv::gpu {
 namespace {
 
 constexpr int kResolveThreads = 128;
-constexpr uint32_t kHeadWords = sizeof(HeadDescriptor) / sizeof(uint64_t);
-static_assert(sizeof(HeadDescriptor) % sizeof(uint64_t) == 0 && kHeadWords <= kResolveThreads);
+static_assert(kHeadWords <= kResolveThreads);
 
 // The host polls: it hears of what has changed only, as each word crosses the bus.
 __device__ void Report(const Resolve& resolve, uint32_t unit, uint32_t outcome) {

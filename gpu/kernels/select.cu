@@ -44,7 +44,7 @@ struct SelectShared {
   uint32_t inside;        // ... and how many in it.
 };
 
-constexpr int kHeadWords = sizeof(HeadDescriptor) / sizeof(uint64_t);
+static_assert(kHeadWords <= kSelectThreads);
 constexpr int kStateWords = sizeof(HeadState) / sizeof(uint64_t);
 static_assert(sizeof(HeadState) % sizeof(uint64_t) == 0);
 

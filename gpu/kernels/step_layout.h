@@ -112,6 +112,9 @@ struct HeadDescriptor {
   uint32_t retrieve_count;  // Clusters to retrieve: the budget, at most those with a size.
   float value_scale_max;    // Largest of value_scales.
 };
+// As threads copy it, a word each.
+inline constexpr uint32_t kHeadWords = sizeof(HeadDescriptor) / sizeof(uint64_t);
+static_assert(sizeof(HeadDescriptor) % sizeof(uint64_t) == 0);
 
 // What the manager publishes for an entry of the batch. A seqlock: `version` is odd while it is
 // written. A step latches it once, at its start; what it replaces stays valid until
