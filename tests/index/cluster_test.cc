@@ -13,6 +13,7 @@
 #include "index/cluster/far_keys.h"
 #include "index/cluster/partition.h"
 #include "index/cluster/split.h"
+#include "tests/index/mean_cosine.h"
 #include "tests/index/oracle.h"
 
 namespace wavekv {
@@ -309,30 +310,6 @@ std::vector<uint16_t> PlainIterations(std::span<const float> points, uint32_t to
     }
   }
   return labels;
-}
-
-// Mean cosine of the centred keys with the direction of their cluster's sum.
-double MeanCosine(std::span<const float> points, uint32_t dim,
-                  const std::vector<ClusterMembers>& clusters) {
-  double total = 0, count = 0;
-  for (const ClusterMembers& members : clusters) {
-    std::vector<double> sum(dim);
-    for (const uint32_t m : members) {
-      for (uint32_t j = 0; j < dim; ++j) sum[j] += points[size_t{m} * dim + j];
-    }
-    for (const uint32_t m : members) {
-      double dot = 0, key = 0, mean = 0;
-      for (uint32_t j = 0; j < dim; ++j) {
-        const double x = points[size_t{m} * dim + j];
-        dot += x * sum[j];
-        key += x * x;
-        mean += sum[j] * sum[j];
-      }
-      total += key > 0 && mean > 0 ? dot / std::sqrt(key * mean) : 1;
-      count += 1;
-    }
-  }
-  return total / count;
 }
 
 // What the GPU's labels lead to, beside what k-means here does: a requirement, not an observation.

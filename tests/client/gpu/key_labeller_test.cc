@@ -6,11 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gpu/kernels/device_array.h"
@@ -19,6 +17,7 @@
 #include "index/simd/kernels.h"
 #include "tests/gpu/kernels/device_test.h"
 #include "tests/gpu/kernels/head_problem.h"
+#include "tests/index/mean_cosine.h"
 
 namespace wavekv::client {
 namespace {
@@ -92,28 +91,6 @@ struct LayerKeys {
   const uint32_t heads, tokens, dim;
   std::vector<uint16_t> bits;
 };
-
-double MeanCosine(const std::vector<float>& points, uint32_t dim,
-                  const std::vector<ClusterMembers>& clusters) {
-  double total = 0;
-  for (const ClusterMembers& members : clusters) {
-    std::vector<double> sum(dim);
-    for (const uint32_t m : members) {
-      for (uint32_t d = 0; d < dim; ++d) sum[d] += points[size_t{m} * dim + d];
-    }
-    for (const uint32_t m : members) {
-      double dot = 0, key = 0, mean = 0;
-      for (uint32_t d = 0; d < dim; ++d) {
-        const double x = points[size_t{m} * dim + d];
-        dot += x * sum[d];
-        key += x * x;
-        mean += sum[d] * sum[d];
-      }
-      if (key > 0 && mean > 0) total += dot / std::sqrt(key * mean);
-    }
-  }
-  return total / static_cast<double>(points.size() / dim);
-}
 
 // Of all that was launched, in order; copied.
 std::vector<std::vector<uint16_t>> Labels(const KeyLabels& launched) {
