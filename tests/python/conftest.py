@@ -40,3 +40,19 @@ def private_daemon(tmp_path):
     daemon = Daemon("wavekvd", f"--listen={address}", "--pool_bytes=256MiB")
     yield address, daemon
     daemon.stop()
+
+
+@pytest.fixture
+def fresh_seed():
+    """Seeds torch; returns the seed."""
+    import torch_models  # Where there is torch.
+
+    return torch_models.seed_everything()
+
+
+@pytest.fixture
+def model(fresh_seed):
+    """A small model of random weights with the attention "wavekv"."""
+    import torch_models
+
+    return torch_models.make_model()

@@ -16,14 +16,7 @@ from resident_stand_in import StandInGraph, device, state  # noqa: E402, F401
 from wavekv.transformers import UnsupportedModelError, WaveKVCache  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def fresh_seed():
-    small.seed_everything()
-
-
-@pytest.fixture
-def model():
-    return small.make_model()
+pytestmark = pytest.mark.usefixtures("fresh_seed")
 
 
 class Decoder:

@@ -21,13 +21,8 @@ FOREVER = 4000
 
 
 @pytest.fixture(autouse=True)
-def fresh_seed():
-    random.seed(small.seed_everything())
-
-
-@pytest.fixture
-def model():
-    return small.make_model()
+def fresh_random(fresh_seed):
+    random.seed(fresh_seed)
 
 
 def test_below_the_limit_it_is_exact_and_the_daemon_has_nothing(address, model):

@@ -23,14 +23,7 @@ NEW_TOKENS = 10
 DEADLINE_S = 2.0
 
 
-@pytest.fixture(autouse=True)
-def fresh_seed():
-    small.seed_everything()
-
-
-@pytest.fixture
-def model():
-    return small.make_model()
+pytestmark = pytest.mark.usefixtures("fresh_seed")
 
 
 class At(StoppingCriteria):

@@ -13,14 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS  # noqa: E40
 from wavekv.transformers import SUPPORTED_MODELS, UnsupportedModelError, WaveKVCache  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def fresh_seed():
-    small.seed_everything()
-
-
-@pytest.fixture
-def model():
-    return small.make_model()
+pytestmark = pytest.mark.usefixtures("fresh_seed")
 
 
 def test_every_supported_family_is_tested():

@@ -15,14 +15,7 @@ from resident_stand_in import device, state  # noqa: E402, F401
 from wavekv.transformers import WaveKVCache, resident, rows  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def fresh_seed():
-    small.seed_everything()
-
-
-@pytest.fixture
-def model():
-    return small.make_model()
+pytestmark = pytest.mark.usefixtures("fresh_seed")
 
 
 def test_a_generation_attaches_once_and_steps_there(address, model, device):
