@@ -18,6 +18,7 @@ from wavekv.transformers.models import UnsupportedModelError  # noqa: E402
 from wavekv.transformers.rows import Rows  # noqa: E402
 
 FOREVER = 4000
+BYTES_A_COLUMN = 2 * 2 * 2 * 32 * 4  # Keys and values, layers, KV heads, dim, float32.
 
 
 @pytest.fixture(autouse=True)
@@ -205,8 +206,42 @@ def test_what_is_kept_has_room_for_no_more_than_max_tokens(address, model):
     cache = WaveKVCache(model.config, address, max_tokens=48, full_attention=FOREVER)
     prompts = small.make_prompts(1, 40)
     small.assert_same_logits(model, prompts, small.generate(model, prompts, cache, 9))
-    bytes_a_token = 2 * 2 * 2 * 32 * 4  # Keys and values, layers, KV heads, dim, float32.
-    assert cache.local_bytes == 48 * bytes_a_token
+    assert cache.local_bytes == 48 * BYTES_A_COLUMN
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_what_is_kept_has_room_for_no_more_than_the_limit(address, model, fallback):
+    cache = WaveKVCache(
+        model.config, address, max_tokens=1000, full_attention=50, fallback=fallback
+    )
+    small.generate(model, small.make_prompts(1, 40), cache, 5)
+    # For the fallback the states stay when the limit is passed.
+    columns = 41 + 256 if fallback else 50
+    assert cache.local_bytes == columns * BYTES_A_COLUMN
+
+
+@pytest.mark.parametrize("limit", ["never", FOREVER])
+def test_a_short_last_chunk_of_a_prompt_leaves_no_room(address, model, limit):
+    prompts = small.make_prompts(1, 101)
+    cache = WaveKVCache(model.config, address, full_attention=limit)
+    with torch.no_grad():
+        for ids in prompts.ids[:, :100].split(40, dim=1):
+            model(ids, past_key_values=cache)
+    assert cache.local_bytes == 100 * BYTES_A_COLUMN
+    small.assert_same_logits(model, prompts, small.generate(model, prompts, cache, 4))
+
+
+def test_a_fallback_that_began_with_the_prompt_has_room_for_tokens(private_daemon, model):
+    address, daemon = private_daemon
+    prompts = small.make_prompts(1, 41)
+    cache = WaveKVCache(model.config, address, max_tokens=1000, deadline=2.0, fallback=True)
+    with torch.no_grad():
+        model(prompts.ids[:, :20], past_key_values=cache)
+        daemon.kill()
+        with pytest.warns(RuntimeWarning, match=address):
+            model(prompts.ids[:, 20:40], past_key_values=cache)
+    small.assert_same_logits(model, prompts, small.generate(model, prompts, cache, 4))
+    assert cache.local_bytes == (41 + 256) * BYTES_A_COLUMN
 
 
 def test_closing_returns_everything(private_daemon, model):
@@ -264,6 +299,15 @@ def test_no_graph_is_captured_of_what_is_attended_here(address, model, device):
     with cache.capturing() as captured, torch.no_grad():
         model(torch.tensor([[5]]), position_ids=torch.tensor([[43]]), past_key_values=cache)
     assert captured.complete
+    # A reset gives the tokens back to the process: what is said must not lead in a circle.
+    cache.reset()
+    for call in (captured.advance, lambda: cache.capturing().__enter__()):
+        with pytest.raises(wavekv.FailedPreconditionError, match="apture.*full_attention='never'"):
+            call()
+    small.generate(model, small.make_prompts(1, 37), cache, 2)
+    for call in (captured.advance, lambda: cache.capturing().__enter__()):
+        with pytest.raises(wavekv.FailedPreconditionError, match="exactly here.*='never' to capture"):
+            call()
 
 
 def test_a_gpu_is_what_makes_auto_attend_here(address, model, monkeypatch):

@@ -24,6 +24,11 @@ class FullAttention:
             )
         self._asked = asked
 
+    @property
+    def never(self) -> bool:
+        """Whether nothing is ever attended here."""
+        return self._asked in ("never", 0)
+
     def columns_max(self, shape: ModelShape, keys: torch.Tensor, tokens_max: int) -> int:
         """Returns up to how many columns a batch is attended exactly where it is made.
 

@@ -72,7 +72,8 @@ class Store:
         # Keys and values of each layer; None once given up.
         self._here: list[KeptStates] | None = self._nothing_kept()
         self._way = Way.PREFILL
-        self._stepped = False  # A step was attended by the daemon.
+        self._columns_here = 0  # Up to how many a pass is attended exactly here.
+        self._stepped = False  # The prompt is over: tokens are generated.
         self._short_passes = 0
         self._build_due = False
         self._mask: weakref.ref[torch.Tensor] | None = None
@@ -106,7 +107,8 @@ class Store:
                     f"the {min(self.columns)} tokens that all have, or reset it"
                 )
             self._mask, self._first = None, []
-            self._way = self._choose(new_columns, self._columns_here(keys))
+            self._columns_here = self._most_here(keys)
+            self._way = self._choose(new_columns)
         self.columns[layer] += new_columns
 
     def attend(
@@ -155,17 +157,12 @@ class Store:
                 "with fallback=True each pass keeps its keys and values, which no graph can: make "
                 "the cache without it"
             )
-        if self._here_alone and self.columns[0]:
-            raise FailedPreconditionError(
-                f"{self.columns[0]} tokens are attended exactly here, since that is faster, and a graph "
-                "would go on over the tokens of its capture alone: make the cache with "
-                "full_attention='never' to capture"
-            )
+        self._refuse_here()
         steps = self.rows.resident if self.rows else None
         if steps is None:
             raise FailedPreconditionError(
                 "steps are not on the GPU: take a token after the prompt without a graph, then "
-                "capture (WaveKVCache(..., resident=True) says why they cannot be)"
+                f"capture{self._unless_here()}. WaveKVCache(..., resident=True) says why they cannot be"
             )
         self._capturing = captured = CapturedPass(steps, self.shape.layers, self._advance)
         try:
@@ -242,6 +239,20 @@ class Store:
                 f"{what} inside capturing(), expected one pass of the model and nothing else"
             )
 
+    def _refuse_here(self) -> None:
+        if self._here_alone and self.columns[0]:
+            raise FailedPreconditionError(
+                f"{self.columns[0]} tokens are attended exactly here, since that is faster, and a graph "
+                "would go on over the tokens of its capture alone: make the cache with "
+                "full_attention='never' to capture"
+            )
+
+    def _unless_here(self) -> str:
+        """What advice to capture after a prompt leaves out."""
+        if self._full_attention.never:
+            return ""
+        return " (of a cache made with full_attention='never': this one may attend a prompt here)"
+
     def _advance(self, captured: CapturedPass) -> None:
         """Counts the token that the next replay of the graph appends."""
         self._refuse_in_capture("advance()")
@@ -249,11 +260,18 @@ class Store:
         if not captured.complete:
             raise FailedPreconditionError("advance() of a pass whose capture failed")
         steps = self.rows.resident if self.rows else None
-        if steps is None:
+        if self.rows is None:
             raise FailedPreconditionError(
-                "steps are not on the GPU any more: a pass of several tokens, crop, reordering, fork "
-                "and reset end them. The next prompt and a token without a graph after it bring them "
-                f"back, or {TOKENS_BEFORE_ATTACHING + 1} tokens without a graph"
+                "steps are not on the GPU any more: the cache was reset or closed, and the graph knows "
+                "the rows that it had. Capture another after the next prompt and a token without a "
+                f"graph{self._unless_here()}"
+            )
+        if steps is None:
+            self._refuse_here()
+            raise FailedPreconditionError(
+                "steps are not on the GPU any more: a pass of several tokens, crop, reordering and fork "
+                "end them. The next prompt and a token without a graph after it bring them back, or "
+                f"{TOKENS_BEFORE_ATTACHING + 1} tokens without a graph"
             )
         if steps.batch is not captured.batch:
             raise FailedPreconditionError(
@@ -269,15 +287,13 @@ class Store:
     def _nothing_kept(self) -> list[KeptStates]:
         return [KeptStates() for _ in range(self.shape.layers)]
 
-    def _columns_here(self, keys: torch.Tensor) -> int:
+    def _most_here(self, keys: torch.Tensor) -> int:
         """Returns up to how many columns a batch of these is attended exactly here."""
         if not self._here_alone:
             return 0
         return self._full_attention.columns_max(self.shape, keys, self._options.max_tokens)
 
-    def _choose(self, new_columns: int, columns_here: int) -> Way:
-        if self.failure is not None:
-            return Way.PREFILL
+    def _choose(self, new_columns: int) -> Way:
         past = self.columns[0]
         short = new_columns <= self._step_tokens_max
         if not self._stepped and past and short:
@@ -285,7 +301,9 @@ class Store:
             self._short_passes += 1
             self._stepped = new_columns == 1 or self._short_passes > 1
             self._build_due = self._stepped
-        if past + new_columns <= columns_here:
+        if self.failure is not None:
+            return Way.PREFILL
+        if past + new_columns <= self._columns_here:
             return Way.HERE
         if self._here_alone:
             # Until all of it is there: who is interrupted can do it again.
@@ -322,9 +340,15 @@ class Store:
     def _keep(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> States | None:
         if self._here is None:
             return None
-        # Chunks of a prompt are many, and what is free behind them would be, too.
-        short = keys.shape[2] <= self._step_tokens_max
-        return self._here[layer].append(keys, values, self._options.max_tokens if short else 0)
+        return self._here[layer].append(keys, values, self._room_up_to(keys.shape[2]))
+
+    def _room_up_to(self, new_columns: int) -> int:
+        """Returns up to how many columns there may be room behind those of the pass: as many as the
+        states may come to have here. 0 while a prompt is read, its last chunk included: it is as long
+        as it is, and given up, or copied once, at the first token."""
+        if not self._stepped or new_columns > self._step_tokens_max:
+            return 0
+        return self._options.max_tokens if self._fallback else self._columns_here
 
     def _check_layer(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, scaling: float | None
