@@ -168,6 +168,27 @@ def test_two_processes_on_one_daemon(address):
         assert worker.returncode == 0, output
 
 
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_generation_over_shared_memory_and_without_it(address, model, shared_memory):
+    with wavekv.connect(address, shared_memory=shared_memory) as session:
+        assert session.info.shared_memory == shared_memory, session.info.shared_memory_absent
+        cache = WaveKVCache(model.config, session=session, max_tokens=256)
+        prompts = small.make_prompts(2, 30, padding=[3])
+        small.assert_same_logits(model, prompts, small.generate(model, prompts, cache, NEW_TOKENS))
+        cache.close()
+
+
+def test_a_cache_connects_over_shared_memory(address, model, monkeypatch):
+    sessions = []
+    create = wavekv.Session.create_sequence
+    monkeypatch.setattr(
+        wavekv.Session, "create_sequence",
+        lambda self, *args, **options: sessions.append(self) or create(self, *args, **options),
+    )  # fmt: skip
+    WaveKVCache(model.config, address, max_tokens=256)
+    assert sessions and all(session.info.shared_memory for session in sessions)
+
+
 def test_no_warning_without_a_failure(address, model):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)

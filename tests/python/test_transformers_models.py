@@ -7,13 +7,17 @@ pytest.importorskip("transformers")
 
 import torch_models as small  # noqa: E402
 import wavekv  # noqa: E402
+from daemons import ROOT  # noqa: E402
 from torch.nn.attention.bias import CausalBias  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS  # noqa: E402
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 from wavekv.transformers import SUPPORTED_MODELS, UnsupportedModelError, WaveKVCache  # noqa: E402
 
 
 pytestmark = pytest.mark.usefixtures("fresh_seed")
+
+DOCUMENT = ROOT / "docs" / "integrations" / "transformers.md"
 
 
 def test_every_supported_family_is_tested():
@@ -214,6 +218,45 @@ def test_a_model_that_cannot_be_served_is_refused_by_name(address, config, named
         WaveKVCache(made, address)
 
 
+@pytest.mark.parametrize(("config", "named"), REFUSED[:-1], ids=[row[1] for row in REFUSED[:-1]])
+def test_what_the_config_rules_out_is_refused_before_anyone_is_called(tmp_path, config, named):
+    family, changes = config
+    made = small.make_config(family, **changes)
+    made._attn_implementation = "wavekv"
+    with pytest.raises(UnsupportedModelError, match=named):
+        WaveKVCache(made, f"unix:{tmp_path}/nobody")
+
+
+# What a model may hand to its attention, by what the refusal says.
+UNKNOWN = {
+    "a soft cap of the logits": {"softcap": 30.0},
+    "a sliding window": {"sliding_window": 16},
+    "a position bias": {"position_bias": torch.zeros(1)},
+    "attention sinks": {"s_aux": torch.zeros(4)},
+    "output_attentions=True": {"output_attentions": True},
+    "attention dropout of 0.1": {"dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("named", UNKNOWN)
+def test_arithmetic_that_is_not_known_is_refused_when_it_shows(address, model, monkeypatch, named):
+    attend = ALL_ATTENTION_FUNCTIONS["wavekv"]
+    monkeypatch.setitem(
+        ALL_ATTENTION_FUNCTIONS, "wavekv",
+        lambda *states, **asked: attend(*states, **(asked | UNKNOWN[named])),
+    )  # fmt: skip
+    cache = WaveKVCache(model.config, address)
+    with pytest.raises(UnsupportedModelError, match=named):
+        small.generate(model, small.make_prompts(1, 8), cache, 2)
+    assert not any(sequence.token_count() for sequence in cache.sequences)
+
+
+def test_a_model_in_training_is_refused_for_its_dropout(address):
+    model = small.make_model(attention_dropout=0.25).train()
+    with pytest.raises(UnsupportedModelError, match="dropout of 0.25: call model.eval"):
+        model(small.make_prompts(1, 8).ids, past_key_values=WaveKVCache(model.config, address))
+
+
 def test_another_attention_is_refused_before_and_during_work(address, model):
     cache = WaveKVCache(model.config, address)
     model.set_attn_implementation("sdpa")
@@ -231,6 +274,24 @@ def test_a_mask_with_holes_is_refused(address, model):
             prompts.ids, attention_mask=prompts.mask,
             past_key_values=WaveKVCache(model.config, address),
         )  # fmt: skip
+
+
+def test_the_documents_three_lines(address, model, tmp_path):
+    """As docs/integrations/transformers.md has them, but for the daemon's address."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    lines = text.split("```python\n", 1)[1].split("```", 1)[0]
+    default = "unix:/run/wavekv/wavekvd.sock"
+    assert lines.count(default) == 1
+    model.save_pretrained(tmp_path)
+    prompts = small.make_prompts(2, 30, padding=[3])
+    names = {
+        "path": str(tmp_path),
+        "inputs": {"input_ids": prompts.ids, "attention_mask": prompts.mask},
+    }
+    exec(lines.replace(default, address), names)  # noqa: S102
+    assert names["output"].shape == (2, 230)
+    assert [s.token_count() for s in names["cache"].sequences] == [229 - 3, 229]
+    small.assert_greedy(model, prompts, names["output"])
 
 
 def test_without_a_wavekv_cache_it_is_sdpa(model):
