@@ -1,6 +1,7 @@
 """wavekv.transformers beside a daemon that dies, beside others, and after it is forgotten."""
 
 import concurrent.futures
+import contextlib
 import gc
 import json
 import pathlib
@@ -15,7 +16,7 @@ pytest.importorskip("transformers")
 
 import torch_models as small  # noqa: E402
 import wavekv  # noqa: E402
-from daemons import BIN  # noqa: E402
+from daemons import BIN, Daemon  # noqa: E402
 from transformers import StoppingCriteria  # noqa: E402
 from wavekv.transformers import WaveKVCache  # noqa: E402
 
@@ -60,6 +61,31 @@ def test_a_daemon_that_ends_in_mid_generation_is_an_exception_that_names_it(
         model(prompts.ids[:, :1], past_key_values=cache)
     if end == "suspend":
         daemon.kill()
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_daemon_that_was_restarted_knows_nothing_of_the_tokens(private_daemon, model, fallback):
+    address, daemon = private_daemon
+    cache = WaveKVCache(
+        model.config, address, max_tokens=256, deadline=DEADLINE_S, fallback=fallback
+    )
+    prompts = small.make_prompts(2, 30, padding=[3])
+    with contextlib.ExitStack() as after:
+
+        def restart():
+            daemon.kill()
+            other = Daemon("wavekvd", f"--listen={address}", "--pool_bytes=256MiB")
+            after.callback(other.stop)
+
+        if fallback:
+            with pytest.warns(RuntimeWarning, match=address):
+                made = generate_and(model, prompts, cache, restart)
+            small.assert_same_logits(model, prompts, made)
+        else:
+            with pytest.raises(wavekv.WaveKVError, match=address):
+                generate_and(model, prompts, cache, restart)
+            with pytest.raises(wavekv.FailedPreconditionError, match="lost the daemon"):
+                model(prompts.ids[:, :1], past_key_values=cache)
 
 
 def test_a_daemon_that_stops_before_the_prompt(private_daemon, model):

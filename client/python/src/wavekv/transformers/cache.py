@@ -185,7 +185,8 @@ class WaveKVCache(Cache):
 
     @property
     def local_bytes(self) -> int:
-        """Bytes of keys and values in this process: the prompt's, until a token is generated."""
+        """Bytes of keys and values in this process: the prompt's until a token is generated, and a
+        context's that full_attention or the fallback keeps here, with room for tokens to come."""
         return self._store.local_bytes
 
     @property
