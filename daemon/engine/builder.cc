@@ -140,12 +140,6 @@ absl::StatusOr<std::shared_ptr<const Segment>> Builder::BuildSegment(
     clustered.payload_owner = memory.owner;
     heads.push_back(std::move(clustered));
   }
-  if (job.labels != nullptr) {
-    job.labels->NoteUsed();
-    counters_->segments_given.fetch_add(1, std::memory_order_relaxed);
-  } else {
-    counters_->segments_own.fetch_add(1, std::memory_order_relaxed);
-  }
   return std::make_shared<const Segment>(range, std::move(heads),
                                          shape.kv_head_count * (keys_bytes + values_bytes), gauge_);
 }

@@ -71,8 +71,17 @@ bool StaysWith(const TokenRange& range, uint64_t token_count) {
   return range.end + kLocalTokens <= token_count;
 }
 
-bool MayBeCut(const CutRules& rules, const TokenRange& range) {
+bool MayBeCut(const CutRules& rules, std::span<const TokenRange> planned, const TokenRange& range) {
   if (range.begin < kSinkTokens || range.begin >= range.end) return false;
+  // After a truncation what is left of a stretch may end where its small segments do.
+  const uint64_t planned_end = PlannedEnd(planned);
+  if (range.end < planned_end) return false;
+  if (range.end == planned_end &&
+      std::none_of(planned.begin(), planned.end(), [&](const TokenRange& first) {
+        return first.begin == range.begin && first.end < planned_end;
+      })) {
+    return false;
+  }
   // The first stretch is shorter by the sink.
   const uint64_t size_min =
       std::min(rules.small_segment_tokens, rules.segment_tokens - kSinkTokens);

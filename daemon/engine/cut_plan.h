@@ -53,9 +53,11 @@ std::vector<TokenRange> CutsForBuild(const CutRules& rules, std::span<const Toke
 // Whether a segment of this range stays when only token_count tokens do.
 bool StaysWith(const TokenRange& range, uint64_t token_count);
 
-// Whether there are token counts at which the range is cut. False for any range that crosses a
-// stretch boundary, begins before kSinkTokens, or is shorter than every segment.
-bool MayBeCut(const CutRules& rules, const TokenRange& range);
+// Whether the range may be cut later on, with these planned: true for all that CutsAfterAppend and
+// CutsForBuild will answer. False for any range that crosses a stretch boundary, begins before
+// kSinkTokens, or is shorter than every segment; or that ends before `planned` does, or where it
+// does and is not several of its ranges: a cut that ends no later replaces some by one.
+bool MayBeCut(const CutRules& rules, std::span<const TokenRange> planned, const TokenRange& range);
 
 // How many of the ranges, from the front, stay when only token_count tokens do.
 size_t RangesKept(std::span<const TokenRange> planned, uint64_t token_count);

@@ -212,13 +212,11 @@ absl::StatusOr<LabelOutcome> Engine::GiveLabels(const TenantId& tenant, Sequence
   WAVEKV_ASSIGN_OR_RETURN(const Sequence::Use found, impl_->Find(tenant, sequence.id));
   WAVEKV_RETURN_IF_ERROR(ValidateLayer(found->shape(), layer));
   WAVEKV_RETURN_IF_ERROR(ValidateLabelCount(found->spec(), segments.size()));
-  std::vector<std::shared_ptr<const SegmentLabels>> labels;
+  std::vector<GivenLabels> labels;
   labels.reserve(segments.size());
   for (const LabelRange& segment : segments) {
-    WAVEKV_ASSIGN_OR_RETURN(std::vector<uint16_t> read, ReadLabels(found->spec(), segment));
-    labels.push_back(std::make_shared<const SegmentLabels>(
-        TokenRange{segment.first_position, segment.first_position + segment.token_count},
-        std::move(read), impl_->builder.counters()));
+    WAVEKV_ASSIGN_OR_RETURN(GivenLabels read, ReadLabels(found->spec(), segment));
+    labels.push_back(std::move(read));
   }
   return found->GiveLabels(sequence.generation, layer, std::move(labels));
 }
@@ -335,7 +333,8 @@ EngineStats Engine::Stats() const {
   stats.build_queue = impl_->builder.queue_size();
   stats.builds_paused = impl_->steps.paused_count();
   const BuildCounters& builds = *impl_->builder.counters();
-  stats.builds = {builds.segments_own, builds.segments_given, builds.labels_unused};
+  stats.builds = {builds.segments_own, builds.segments_given, builds.labels_left_aside,
+                  builds.labels_unused};
   stats.recordings = impl_->recordings.count();
   stats.recording_queued_bytes = impl_->recordings.queued_bytes();
   stats.residents = impl_->residents.Stats();

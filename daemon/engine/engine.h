@@ -48,9 +48,10 @@ struct EngineOptions {
 
 // Since start.
 struct BuildStats {
-  uint64_t segments_own = 0;    // Segments built by the daemon's k-means
-  uint64_t segments_given = 0;  // or from given labels.
-  uint64_t labels_unused = 0;   // Labels of segments that none was built from.
+  uint64_t segments_own = 0;       // Segments published: by the daemon's k-means,
+  uint64_t segments_given = 0;     // or from given labels.
+  uint64_t labels_left_aside = 0;  // Labels of segments that were not kept.
+  uint64_t labels_unused = 0;      // Kept ones of which no published segment is.
 };
 
 struct EngineStats {

@@ -5,9 +5,8 @@
 
 namespace wavekv {
 
-SegmentLabels::SegmentLabels(TokenRange range, std::vector<uint16_t> labels,
-                             std::shared_ptr<BuildCounters> counters)
-    : range_(range), labels_(std::move(labels)), counters_(std::move(counters)) {}
+SegmentLabels::SegmentLabels(GivenLabels given, std::shared_ptr<BuildCounters> counters)
+    : range_(given.range), labels_(std::move(given.labels)), counters_(std::move(counters)) {}
 
 SegmentLabels::~SegmentLabels() {
   if (!used_) counters_->labels_unused.fetch_add(1, std::memory_order_relaxed);

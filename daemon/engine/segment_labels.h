@@ -15,18 +15,23 @@ namespace wavekv {
 
 // Of one engine, since start.
 struct BuildCounters {
-  std::atomic<uint64_t> segments_own{0};    // Segments built by the daemon's k-means
-  std::atomic<uint64_t> segments_given{0};  // or from given labels.
-  std::atomic<uint64_t> labels_unused{0};   // Labels of segments that none was built from.
+  std::atomic<uint64_t> segments_own{0};       // Segments published: by the daemon's k-means,
+  std::atomic<uint64_t> segments_given{0};     // or from given labels.
+  std::atomic<uint64_t> labels_left_aside{0};  // Labels of segments that were not kept.
+  std::atomic<uint64_t> labels_unused{0};      // Kept ones of which no published segment is.
 };
 
-// The labels of one segment of a layer, all KV heads. Immutable; shared by forks. Counts itself as
-// unused when it goes without having been used.
+// Labels of one segment of a layer as they were given.
+struct GivenLabels {
+  TokenRange range;
+  std::vector<uint16_t> labels;  // [kv_heads, range.size()]
+};
+
+// Labels that were kept. Immutable; shared by forks. Counts itself as unused when it goes before a
+// segment made of it was published.
 class SegmentLabels {
  public:
-  // `labels` [kv_heads, range.size()].
-  SegmentLabels(TokenRange range, std::vector<uint16_t> labels,
-                std::shared_ptr<BuildCounters> counters);
+  SegmentLabels(GivenLabels given, std::shared_ptr<BuildCounters> counters);
   ~SegmentLabels();
   SegmentLabels(const SegmentLabels&) = delete;
   SegmentLabels& operator=(const SegmentLabels&) = delete;
@@ -55,8 +60,6 @@ class HeldLabels {
   std::shared_ptr<const SegmentLabels> Take(const TokenRange& range);
   // Those of segments that would not stay with token_count tokens go.
   void Truncate(uint64_t token_count);
-
-  size_t size() const { return by_begin_.size(); }
 
  private:
   std::map<uint64_t, std::shared_ptr<const SegmentLabels>> by_begin_;

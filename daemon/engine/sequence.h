@@ -109,9 +109,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // built, as far as it is not planned yet. InvalidArgument: it holds more, or cannot hold as many.
   absl::StatusOr<IndexPlan> PlanIndex(Generation wanted, uint32_t layer,
                                       uint64_t token_count) const;
-  // Keeps those labels that a cut may fit; returns how many. They are of this sequence's shape.
+  // Keeps those labels that a cut may fit, all of what PlanIndex names among them; returns how
+  // many. They are of this sequence's shape.
   absl::StatusOr<LabelOutcome> GiveLabels(Generation generation, uint32_t layer,
-                                          std::vector<std::shared_ptr<const SegmentLabels>> labels);
+                                          std::vector<GivenLabels> labels);
   // The next job of the layer; without one, the layer is no longer scheduled.
   absl::StatusOr<StartedJob> StartJob(uint32_t layer);
   // Publishes the segment, or notes why there is none. Returns whether the layer has more jobs; if

@@ -15,6 +15,16 @@ namespace {
 // How often a waiting BuildIndex reports although nothing changed, so that its caller can leave.
 constexpr std::chrono::milliseconds kProgressInterval(100);
 
+// A segment of the job is in the index.
+void CountPublished(const BuildJob& job, BuildCounters* counters) {
+  if (job.labels == nullptr) {
+    counters->segments_own.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  job.labels->NoteUsed();
+  counters->segments_given.fetch_add(1, std::memory_order_relaxed);
+}
+
 }  // namespace
 
 void Sequence::PushCut(Layer& state, const TokenRange& range) {
@@ -82,19 +92,21 @@ absl::StatusOr<IndexPlan> Sequence::PlanIndex(Generation wanted, uint32_t layer,
   return plan;
 }
 
-absl::StatusOr<LabelOutcome> Sequence::GiveLabels(
-    Generation generation, uint32_t layer,
-    std::vector<std::shared_ptr<const SegmentLabels>> labels) {
+absl::StatusOr<LabelOutcome> Sequence::GiveLabels(Generation generation, uint32_t layer,
+                                                  std::vector<GivenLabels> labels) {
   MutexLock lock(&mutex_);
   // They change no token: an attachment does not mind.
   WAVEKV_RETURN_IF_ERROR(CheckWrite(generation, Writer::kAttachment));
   Layer& state = layers_[layer];
   LabelOutcome outcome{.generation = generation_};
-  if (dense_[layer]) return outcome;
-  const uint64_t planned_end = PlannedEnd(state.builds.Planned(state.version->Ranges()));
-  for (auto& segment : labels) {
-    if (!MayBeCut(rules_, segment->range()) || segment->range().end <= planned_end) continue;
-    state.labels.Put(std::move(segment));
+  const std::shared_ptr<BuildCounters>& counters = builder_->counters();
+  const PlannedRanges planned = state.builds.Planned(state.version->Ranges());
+  for (GivenLabels& segment : labels) {
+    if (dense_[layer] || !MayBeCut(rules_, planned, segment.range)) {
+      counters->labels_left_aside.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
+    state.labels.Put(std::make_shared<const SegmentLabels>(std::move(segment), counters));
     ++outcome.kept_count;
   }
   return outcome;
@@ -125,6 +137,7 @@ bool Sequence::FinishJob(uint32_t layer, const BuildJob& job,
     }
     segments.push_back(*std::move(segment));
     PublishLocked(layer, std::move(segments));
+    CountPublished(job, builder_->counters().get());
     const uint64_t clustered_end = state.version->clustered_end();
     auto chunks = std::make_shared<ChunkList>(*state.content.chunks);
     std::erase_if(*chunks,

@@ -144,8 +144,7 @@ absl::Status ValidateLabelCount(const SequenceSpec& spec, uint64_t segments) {
                    ": no segment of the index has fewer than ", kSmallSegmentTokensMin, " tokens"));
 }
 
-absl::StatusOr<std::vector<uint16_t>> ReadLabels(const SequenceSpec& spec,
-                                                 const LabelRange& segment) {
+absl::StatusOr<GivenLabels> ReadLabels(const SequenceSpec& spec, const LabelRange& segment) {
   const uint64_t first = segment.first_position, tokens = segment.token_count;
   if (tokens == 0 || tokens > spec.max_tokens || first > spec.max_tokens - tokens) {
     return absl::InvalidArgumentError(
@@ -167,7 +166,7 @@ absl::StatusOr<std::vector<uint16_t>> ReadLabels(const SequenceSpec& spec,
         "labels: position ", first + i % tokens, " of KV head ", i / tokens, " has label ",
         labels[i], ", expected less than ", clusters, ", the clusters of ", tokens, " tokens"));
   }
-  return labels;
+  return GivenLabels{{first, first + tokens}, std::move(labels)};
 }
 
 absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer) {

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "daemon/engine/layer_snapshot.h"
+#include "daemon/engine/segment_labels.h"
 #include "daemon/engine/tensor_rows.h"
 #include "daemon/engine/types.h"
 
@@ -37,10 +38,9 @@ absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t pos
 // InvalidArgument: labels of more segments in one call than such a sequence's index can have.
 absl::Status ValidateLabelCount(const SequenceSpec& spec, uint64_t segments);
 
-// The labels [kv_heads, token_count] of a segment of such a sequence. InvalidArgument: positions
+// A copy of the labels of a segment of such a sequence. InvalidArgument: positions
 // beyond max_tokens, another length, or a label that is not below ClusterCountFor its tokens.
-absl::StatusOr<std::vector<uint16_t>> ReadLabels(const SequenceSpec& spec,
-                                                 const LabelRange& segment);
+absl::StatusOr<GivenLabels> ReadLabels(const SequenceSpec& spec, const LabelRange& segment);
 
 absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer);
 

@@ -198,7 +198,11 @@ void CollectBuilds(const BuildStats& builds, Families* families) {
                 MetricType::Counter, families);
   AddValue({{"labels", "own"}}, builds.segments_own, &built);
   AddValue({{"labels", "given"}}, builds.segments_given, &built);
-  AddPlain({{"wavekv_labels_unused_total", "Given labels of segments that none was built from.",
+  AddPlain({{"wavekv_labels_left_aside_total",
+             "Given labels of segments that were not kept: they fit no cut, or came too late.",
+             MetricType::Counter, builds.labels_left_aside},
+            {"wavekv_labels_unused_total",
+             "Kept labels of segments that went before a segment of the index was made of them.",
              MetricType::Counter, builds.labels_unused}},
            families);
 }

@@ -1,5 +1,7 @@
 #include "daemon/engine/cut_plan.h"
 
+#include <algorithm>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -145,20 +147,54 @@ TEST(CutPlanTest, ArrivalDoesNotMatter) {
   }
 }
 
-// No cut is called impossible, and what crosses a boundary or is short is.
+// No cut is called impossible, whatever was appended, built and truncated before.
 TEST(CutPlanTest, MayBeCutKnowsEveryCut) {
-  for (const bool decoding : {false, true}) {
+  std::mt19937_64 random(std::random_device{}());
+  const auto below = [&random](uint64_t bound) { return random() % bound; };
+  for (int walk = 0; walk < 200; ++walk) {
     PlannedRanges planned;
-    for (uint64_t count = 0; count < 5000; count += 13) {
-      for (const TokenRange& cut : CutsForBuild(kRules, planned, count)) {
-        EXPECT_TRUE(MayBeCut(kRules, cut)) << cut.begin << " " << cut.end;
-      }
-      for (const TokenRange& cut : CutsAfterAppend(kRules, decoding, planned, count)) {
-        EXPECT_TRUE(MayBeCut(kRules, cut)) << cut.begin << " " << cut.end;
+    bool decoding = false;
+    uint64_t count = 0;
+    std::string story;
+    const auto apply = [&](const std::vector<TokenRange>& cuts) {
+      for (const TokenRange& cut : cuts) {
+        ASSERT_TRUE(MayBeCut(kRules, planned, cut)) << ::testing::PrintToString(cut) << story;
         ApplyCut(cut, &planned);
       }
+    };
+    for (int step = 0; step < 60; ++step) {
+      switch (below(4)) {
+        case 0:
+          count += below(700);
+          story += "\nappended, now " + std::to_string(count);
+          break;
+        case 1:
+          apply(CutsForBuild(kRules, planned, count));
+          decoding = true;
+          story += "\nbuilt";
+          break;
+        case 2:
+          count -= std::min(count, below(below(4) == 0 ? 1500 : 200));
+          if (!planned.empty() && below(2) == 0) {  // So that a segment has just the window behind.
+            count = std::min(count, planned[below(planned.size())].end + kLocalTokens);
+          }
+          planned.resize(RangesKept(planned, count));
+          story += "\ntruncated to " + std::to_string(count);
+          break;
+        default:
+          for (const TokenRange& cut :
+               CutsForBuild(kRules, planned, count + below(2) * below(1500))) {
+            ASSERT_TRUE(MayBeCut(kRules, planned, cut)) << ::testing::PrintToString(cut) << story;
+          }
+          continue;
+      }
+      apply(CutsAfterAppend(kRules, decoding, planned, count));
     }
   }
+}
+
+// What crosses a boundary, is short, or is cut already.
+TEST(CutPlanTest, MayBeCutKnowsWhatCannotBe) {
   for (const TokenRange& range : Ranges{{0, 1024},
                                         {3, 1024},
                                         {4, 1025},
@@ -167,10 +203,17 @@ TEST(CutPlanTest, MayBeCutKnowsEveryCut) {
                                         {4, 4},
                                         {300, 100},
                                         {1024, 4096}}) {
-    EXPECT_FALSE(MayBeCut(kRules, range)) << range.begin << " " << range.end;
+    EXPECT_FALSE(MayBeCut(kRules, {}, range)) << ::testing::PrintToString(range);
   }
   // A stretch that is no longer than a small segment: the first lacks the sink.
-  EXPECT_TRUE(MayBeCut({1024, 1024}, {4, 1024}));
+  EXPECT_TRUE(MayBeCut({1024, 1024}, {}, {4, 1024}));
+  const PlannedRanges planned = {{4, 1024}, {1024, 1280}, {1280, 1536}};
+  for (const TokenRange& range : planned) EXPECT_FALSE(MayBeCut(kRules, planned, range));
+  EXPECT_FALSE(MayBeCut(kRules, planned, {1024, 1500}));
+  EXPECT_FALSE(MayBeCut(kRules, planned, {1270, 1536})) << "begins with none";
+  EXPECT_TRUE(MayBeCut(kRules, planned, {1024, 1536})) << "after a truncation to 1,600";
+  EXPECT_TRUE(MayBeCut(kRules, planned, {1024, 2048}));
+  EXPECT_TRUE(MayBeCut(kRules, planned, {1536, 1792}));
 }
 
 // A speculation of up to kRollbackTokens tokens dissolves no segment that an append has cut.

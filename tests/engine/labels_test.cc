@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 
 // What a LabelRange points to.
 struct LabelBuffer {
@@ -237,6 +239,9 @@ TEST_F(LabelsTest, WhatCannotBeIsRefusedWhole) {
   EXPECT_TRUE(absl::IsInvalidArgument(TryGive({sequence.id, Generation(0)}, 0, good).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(TryGive({sequence.id, Generation(9)}, 0, good).status()));
   EXPECT_TRUE(absl::IsNotFound(TryGive({SequenceId(1), Generation(1)}, 0, good).status()));
+  const BuildStats builds = engine_->Stats().builds;
+  EXPECT_EQ(builds.labels_left_aside, 0u);
+  EXPECT_EQ(builds.labels_unused, 0u) << "nothing was kept of what was refused";
   Insert(sequence, data, 0, 3000);
   Build(sequence);
   EXPECT_THAT(Segments(sequence), ElementsAre("4+1020 own", "1024+1024 own", "2048+888 own"));
@@ -252,7 +257,7 @@ TEST_F(LabelsTest, WhatFitsNoCutIsLeftAsideAndCounted) {
   const TokenData data(shape(), 3000, FreshSeed());
   spec_.index.dense_layers = {1};
   const SequenceRef sequence = Create(spec_);
-  uint64_t unused = 0;
+  uint64_t left_aside = 0, kept = 0;
   for (const Row& row : std::vector<Row>{
            {"in the sink", 0, 1024, 0},
            {"across a boundary", 1000, 1024, 0},
@@ -262,19 +267,23 @@ TEST_F(LabelsTest, WhatFitsNoCutIsLeftAsideAndCounted) {
            {"another beginning", 1100, 948, 1},
        }) {
     EXPECT_EQ(Give(sequence, 0, {DealtLabels(row.first, row.tokens, 8)}), row.kept) << row.what;
-    unused += 1 - row.kept;
-    EXPECT_EQ(engine_->Stats().builds.labels_unused, unused) << row.what;
+    kept += row.kept;
+    left_aside += 1 - row.kept;
+    EXPECT_EQ(engine_->Stats().builds.labels_left_aside, left_aside) << row.what;
   }
   EXPECT_EQ(Give(sequence, 1, {DealtLabels(4, 1020, 64)}), 0u) << "dense";
+  EXPECT_EQ(engine_->Stats().builds.labels_unused, 0u) << "they are held yet";
   Insert(sequence, data, 0, 3000);
   Build(sequence);
   EXPECT_THAT(Segments(sequence), ElementsAre("4+1020 own", "1024+1024 own", "2048+888 own"));
   // Planned by now.
   EXPECT_EQ(Give(sequence, 0, {DealtLabels(2048, 888, 8)}), 0u);
-  EXPECT_EQ(engine_->Stats().builds.labels_unused, unused + 3);
-  engine_->DropSequence(kTenant, sequence).IgnoreError();
-  EXPECT_EQ(engine_->Stats().builds.labels_unused, unused + 4);
-  EXPECT_EQ(engine_->Stats().builds.segments_given, 0u);
+  const BuildStats builds = engine_->Stats().builds;
+  EXPECT_EQ(builds.labels_left_aside, left_aside + 2);
+  EXPECT_EQ(builds.labels_unused, kept - 1) << "another cut came; one ends behind it";
+  EXPECT_EQ(builds.segments_given, 0u);
+  ASSERT_TRUE(engine_->DropSequence(kTenant, sequence).ok());
+  EXPECT_EQ(engine_->Stats().builds.labels_unused, kept);
 }
 
 TEST_F(LabelsTest, LabelsOfADroppedSequenceGo) {
@@ -315,6 +324,84 @@ TEST_F(LabelsTest, NewLabelsTakeThePlaceOfThoseTheyOverlap) {
   Build(sequence);
   EXPECT_THAT(Segments(sequence), ElementsAre("4+1020 given", "1024+1024 given", "2048+888 given"));
   EXPECT_EQ(engine_->Stats().builds.labels_unused, 2u);
+}
+
+// Whatever was inserted, built, truncated and given before: what PlanIndex names, GiveLabels keeps,
+// and a BuildIndex then uses. And every segment's labels that were kept count once, as used or not.
+TEST_F(LabelsTest, WhatIsPlannedIsKept) {
+  constexpr uint64_t kMaxTokens = 4096;
+  StartEngine({.epoch = 3, .build_threads = 1, .compute_threads = 1}, uint64_t{256} << 20);
+  spec_ = SmallSpec(kMaxTokens);
+  spec_.shape.layer_count = 1;
+  spec_.shape.kv_head_count = 1;
+  spec_.index.kmeans_iterations = 1;
+  const uint64_t seed = FreshSeed();
+  std::mt19937_64 random(seed);
+  const auto below = [&random](uint64_t bound) { return random() % bound; };
+  const TokenData data(shape(), kMaxTokens, seed);
+  SequenceRef sequence = Create(spec_);
+  uint64_t held = 0, kept = 0;
+  std::string story;
+  const auto give = [&](uint64_t token_count) {
+    const std::vector<PlannedSegment> plan = Plan(sequence, 0, token_count);
+    std::vector<LabelBuffer> buffers;
+    for (const PlannedSegment& segment : plan) buffers.push_back(DealtLabels(segment));
+    const uint32_t now = Give(sequence, 0, buffers);
+    kept += now;
+    EXPECT_EQ(now, plan.size()) << "planned for " << token_count << story;
+    return plan;
+  };
+  for (int step = 0; step < 300 && !HasFailure(); ++step) {
+    switch (below(5)) {
+      case 0:
+      case 1: {
+        const uint64_t count = std::min(kMaxTokens - held, 1 + below(600));
+        if (count == 0) break;
+        Insert(sequence, data, held, count);
+        held += count;
+        story += "\ninserted, now " + std::to_string(held);
+        break;
+      }
+      case 2: {
+        held -= std::min(held, below(below(4) == 0 ? 2500 : 200));
+        WaitIdle(sequence);
+        const auto index = engine_->DescribeIndex(kTenant, sequence, 0, 0);
+        ASSERT_TRUE(index.ok()) << index.status();
+        if (!index->segments.empty() && below(2) == 0) {  // It has just the window behind.
+          const SegmentStatus& segment = index->segments[below(index->segments.size())];
+          held = std::min(held, segment.first_position + segment.token_count + kLocalTokens);
+        }
+        const auto truncated = engine_->TruncateSequence(kTenant, sequence, held);
+        ASSERT_TRUE(truncated.ok()) << truncated.status();
+        sequence.generation = truncated->generation;
+        story += "\ntruncated to " + std::to_string(held);
+        give(0);
+        break;
+      }
+      case 3:
+        give(held + below(kMaxTokens - held + 1));
+        story += "\ngiven";
+        break;
+      default: {
+        std::vector<std::string> expected;
+        for (const PlannedSegment& segment : give(0)) {
+          expected.push_back(std::to_string(segment.first_position) + "+" +
+                             std::to_string(segment.token_count) + " given");
+        }
+        Build(sequence);
+        story += "\nbuilt";
+        EXPECT_THAT(Segments(sequence), IsSupersetOf(expected)) << story;
+      }
+    }
+  }
+  ASSERT_TRUE(engine_->DropSequence(kTenant, sequence).ok());
+  // The one builder thread has let go of all that it did before this.
+  const SequenceRef last = Create(spec_);
+  Insert(last, data, 0, 1200);
+  Build(last);
+  const BuildStats builds = engine_->Stats().builds;
+  EXPECT_EQ(builds.segments_given + builds.labels_unused, kept) << story;
+  EXPECT_EQ(builds.labels_left_aside, 0u);
 }
 
 // With a builder that stands still: what uses labels depends on calls, never on the builder.
@@ -393,9 +480,42 @@ TEST_F(GatedLabelsTest, AFailedBuildKeepsItsLabels) {
   gate_->Open();
   Insert(sequence, data, 0, 1200);
   EXPECT_FALSE(engine_->BuildIndex(kTenant, sequence, nullptr).ok());
+  EXPECT_EQ(engine_->Stats().builds.segments_given, 0u);
   gate_->Fail(false);
   Build(sequence);
   EXPECT_THAT(Segments(sequence), ElementsAre("4+1020 given"));
+  EXPECT_EQ(engine_->Stats().builds.segments_given, 2u);
+  EXPECT_EQ(engine_->Stats().builds.labels_unused, 0u);
+}
+
+// Truncated when all its heads are clustered but for one that is being: nothing of it is published.
+TEST_F(GatedLabelsTest, OnlyWhatIsPublishedCounts) {
+  spec_.shape.kv_head_count = 1;
+  spec_.index.dense_layers = {1};
+  const TokenData data(shape(), 1200, FreshSeed());
+  SequenceRef sequence = Create(spec_);
+  for (const bool given : {true, false}) {
+    if (given) {
+      ASSERT_EQ(Give(sequence, 0, {DealtLabels(4, 1020, 64)}), 1u);
+    }
+    Insert(sequence, data, StatusOf(sequence).token_count, 1200 - StatusOf(sequence).token_count);
+    ASSERT_TRUE(gate_->WaitForWaiter());
+    const auto truncated = engine_->TruncateSequence(kTenant, sequence, 500);
+    ASSERT_TRUE(truncated.ok()) << truncated.status();
+    sequence.generation = truncated->generation;
+    gate_->Allow(1);
+    WaitIdle(sequence);
+    EXPECT_EQ(engine_->Stats().builds.segments_given, 0u);
+    EXPECT_EQ(engine_->Stats().builds.segments_own, 0u);
+  }
+  gate_->Open();
+  Insert(sequence, data, 500, 700);
+  Build(sequence);  // Its thread is that of the others: they have let go.
+  EXPECT_THAT(Segments(sequence), ElementsAre("4+1020 own"));
+  const BuildStats builds = engine_->Stats().builds;
+  EXPECT_EQ(builds.segments_given, 0u);
+  EXPECT_EQ(builds.segments_own, 1u);
+  EXPECT_EQ(builds.labels_unused, 1u);
 }
 
 TEST(HeldLabelsTest, TakesExactlyTheRangeAndForgetsWhatIsPast) {
@@ -403,22 +523,26 @@ TEST(HeldLabelsTest, TakesExactlyTheRangeAndForgetsWhatIsPast) {
   HeldLabels held;
   const auto put = [&](TokenRange range) {
     held.Put(std::make_shared<const SegmentLabels>(
-        range, std::vector<uint16_t>(2 * range.size(), 3), counters));
+        GivenLabels{range, std::vector<uint16_t>(2 * range.size(), 3)}, counters));
   };
+  const auto gone = [&] { return counters->labels_unused.load(); };
   put({4, 1024});
   put({1024, 2048});
   put({2048, 3072});
   EXPECT_EQ(held.Take({1024, 2000}), nullptr);
-  EXPECT_EQ(held.size(), 2u) << "the first one is past";
+  EXPECT_EQ(gone(), 1u) << "the first one is past";
   const auto taken = held.Take({1024, 2048});
   ASSERT_NE(taken, nullptr);
   EXPECT_EQ(taken->head(1).size(), 1024u);
-  EXPECT_EQ(held.size(), 1u);
+  EXPECT_EQ(held.Take({1024, 2048}), nullptr) << "taken already";
+  EXPECT_EQ(gone(), 1u);
   put({2000, 2049});
-  EXPECT_EQ(held.size(), 1u) << "in the place of the one it overlaps";
+  EXPECT_EQ(gone(), 2u) << "the one that it overlaps";
+  held.Truncate(2049 + 64);
+  EXPECT_EQ(gone(), 2u);
   held.Truncate(2049 + 63);
-  EXPECT_EQ(held.size(), 0u);
-  EXPECT_EQ(counters->labels_unused, 3u);
+  EXPECT_EQ(gone(), 3u);
+  EXPECT_EQ(held.Take({2000, 2049}), nullptr);
 }
 
 }  // namespace
