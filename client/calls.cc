@@ -15,12 +15,16 @@ namespace wavekv::client {
 namespace {
 
 constexpr uint64_t kQueryReplyBytesMin = uint64_t{64} << 10;
+// The room that is left for a Query's reply grows at once and shrinks by this part a call.
+constexpr uint64_t kHintShrinks = 64;
 
 // How one call looks in the arena.
 struct LocalCall {
   shm::Verb verb;
   uint64_t request_bytes;
   uint64_t reply_bytes;
+  // It is a guess, to be corrected by what the daemon says it needs. Null: it always suffices.
+  std::atomic<uint64_t>* reply_bytes_hint;
   absl::FunctionRef<void(std::span<std::byte>)> encode;
   absl::FunctionRef<absl::Status(std::span<const std::byte>)> read;
 };
@@ -29,6 +33,9 @@ struct LocalCall {
 shm::CallState ExchangeOne(shm::ClientChannel& channel, const LocalCall& local,
                            shm::TimePoint deadline, absl::Status* verdict) {
   uint64_t reply_bytes = local.reply_bytes;
+  // A guess is no reason to keep others waiting for room.
+  const uint64_t guess_max = channel.geometry().arena_bytes / 2;
+  if (local.reply_bytes_hint != nullptr) reply_bytes = std::min(reply_bytes, guess_max);
   for (;;) {
     shm::ClientChannel::Call call;
     shm::CallState state = channel.Begin(local.request_bytes, reply_bytes, deadline, &call);
@@ -39,6 +46,9 @@ shm::CallState ExchangeOne(shm::ClientChannel& channel, const LocalCall& local,
     if (state != shm::CallState::kAnswered) return state;
     if (call.reply_bytes_needed() > reply_bytes) {
       reply_bytes = call.reply_bytes_needed();
+      if (local.reply_bytes_hint != nullptr) {
+        local.reply_bytes_hint->store(std::min(reply_bytes, guess_max), std::memory_order_relaxed);
+      }
       continue;
     }
     PrefetchStreamed(call.reply().data(), call.reply().size());
@@ -86,6 +96,7 @@ absl::Status RunAttend(Connection& connection, uint64_t epoch,
              {.verb = shm::kAttend,
               .request_bytes = shm::AttendBytes(items),
               .reply_bytes = reply_bytes,
+              .reply_bytes_hint = nullptr,
               .encode = [&](std::span<std::byte> target) { shm::EncodeAttend(items, target); },
               .read =
                   [&](std::span<const std::byte> reply) {
@@ -117,18 +128,21 @@ absl::StatusOr<QueryResult> RunQuery(Connection& connection, uint64_t epoch,
   Connection::CallOptions options = Options(connection, "Query", epoch);
   absl::StatusOr<QueryResult> result = absl::UnknownError("no answer was read");
   const uint64_t hint = reply_bytes_hint->load(std::memory_order_relaxed);
-  const std::optional<absl::Status> local =
-      RunOne(connection, &options,
-             {.verb = shm::kQuery,
-              .request_bytes = shm::QueryBytes(request),
-              .reply_bytes = std::max(hint + hint / 4, kQueryReplyBytesMin),
-              .encode = [&](std::span<std::byte> target) { shm::EncodeQuery(request, target); },
-              .read =
-                  [&](std::span<const std::byte> reply) {
-                    reply_bytes_hint->store(reply.size(), std::memory_order_relaxed);
-                    result = ReadQueryReply(reply, shape);
-                    return result.status();
-                  }});
+  const std::optional<absl::Status> local = RunOne(
+      connection, &options,
+      {.verb = shm::kQuery,
+       .request_bytes = shm::QueryBytes(request),
+       .reply_bytes = std::max(hint + hint / 4, kQueryReplyBytesMin),
+       .reply_bytes_hint = reply_bytes_hint,
+       .encode = [&](std::span<std::byte> target) { shm::EncodeQuery(request, target); },
+       .read =
+           [&](std::span<const std::byte> reply) {
+             const uint64_t last = reply_bytes_hint->load(std::memory_order_relaxed);
+             reply_bytes_hint->store(std::max<uint64_t>(reply.size(), last - last / kHintShrinks),
+                                     std::memory_order_relaxed);
+             result = ReadQueryReply(reply, shape);
+             return result.status();
+           }});
   if (local.has_value()) return local->ok() ? std::move(result) : *local;
 
   v1::QueryRequest message;
@@ -153,6 +167,7 @@ absl::StatusOr<Estimation> RunEstimate(Connection& connection, uint64_t epoch,
              {.verb = shm::kEstimate,
               .request_bytes = shm::EstimateBytes(request),
               .reply_bytes = shm::EstimateReplyBytes(shape.query_head_count, shape.value_dim),
+              .reply_bytes_hint = nullptr,
               .encode = [&](std::span<std::byte> target) { shm::EncodeEstimate(request, target); },
               .read =
                   [&](std::span<const std::byte> reply) {

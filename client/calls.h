@@ -24,7 +24,7 @@ absl::Status RunAttend(Connection& connection, uint64_t epoch,
                        absl::FunctionRef<const ModelShape&(size_t)> shape_of,
                        absl::FunctionRef<void(size_t, absl::StatusOr<Attention>)> take);
 
-// `reply_bytes_hint` is what the last reply took; it is kept up to date.
+// `reply_bytes_hint` is what replies took lately; it is kept up to date.
 absl::StatusOr<QueryResult> RunQuery(Connection& connection, uint64_t epoch,
                                      const shm::QueryRequest& request, const ModelShape& shape,
                                      std::atomic<uint64_t>* reply_bytes_hint);

@@ -82,7 +82,7 @@ struct Sequence::Impl {
   uint64_t max_tokens = 0;        // Fixed once created.
   bool attach_wave_buffer = false;
   StepLedger steps;
-  std::atomic<uint64_t> query_reply_bytes{0};  // Of the last one.
+  std::atomic<uint64_t> query_reply_bytes{0};  // Of late.
 
  private:
   mutable Mutex mutex_;

@@ -19,6 +19,11 @@ constexpr size_t kKeptBytesMax = size_t{4} << 20;
 
 bool IsKnown(uint64_t verb) { return verb >= shm::kInsert && verb <= shm::kAttend; }
 
+absl::Status NoRoom(const shm::ReplyWriter& writer) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the reply has ", writer.used(), " bytes, the call left room for ", writer.room()));
+}
+
 // Answers go where the reply has them, without a copy between.
 class ReplySink final : public AnswerSink {
  public:
@@ -59,9 +64,7 @@ shm::Completion DataCaller::Run(const shm::Submission& submission) {
                    ? absl::DeadlineExceededError("the call's deadline passed before it began")
                    : Dispatch(submission, &writer);
       if (status.ok() && !writer.fits()) {
-        status = absl::ResourceExhaustedError(absl::StrCat("the reply has ", writer.used(),
-                                                           " bytes, the call left room for ",
-                                                           submission.reply.size()));
+        status = NoRoom(writer);
       }
       lease_->EndCall(
           static_cast<shm::Verb>(submission.verb), status.code(),
@@ -110,10 +113,17 @@ absl::Status DataCaller::Insert(std::span<const std::byte> request, shm::ReplyWr
 
 absl::Status DataCaller::Query(std::span<const std::byte> request, shm::ReplyWriter* writer) {
   WAVEKV_ASSIGN_OR_RETURN(const shm::QueryRequest query, shm::DecodeQuery(request));
-  WAVEKV_ASSIGN_OR_RETURN(
-      const QueryOutcome outcome,
-      engine_->Query(lease_->tenant(), ToEngine(query.query),
-                     {.inline_rows = query.inline_rows, .completed_step = query.completed_step}));
+  const auto admit = [writer](const ModelShape& shape, std::span<const HeadExtent> heads) {
+    const uint64_t most = QueryReplyBytes(shape, heads);
+    if (most <= writer->room()) return absl::OkStatus();
+    writer->Reserve(most);
+    return NoRoom(*writer);
+  };
+  WAVEKV_ASSIGN_OR_RETURN(const QueryOutcome outcome,
+                          engine_->Query(lease_->tenant(), ToEngine(query.query),
+                                         {.inline_rows = query.inline_rows,
+                                          .completed_step = query.completed_step,
+                                          .admit = admit}));
   WriteQuery(outcome, writer);
   return absl::OkStatus();
 }

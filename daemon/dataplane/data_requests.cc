@@ -151,6 +151,22 @@ void WriteQuery(const QueryOutcome& outcome, shm::ReplyWriter* writer) {
   }
 }
 
+uint64_t QueryReplyBytes(const ModelShape& shape, std::span<const HeadExtent> heads) {
+  // The record of the estimation is part of the reply's.
+  const uint64_t lse_bytes = uint64_t{shape.query_head_count} * sizeof(float);
+  uint64_t bytes =
+      shm::ArenaRounded(sizeof(shm::WireQueryReply) + heads.size() * sizeof(shm::WireHeadZones)) +
+      shm::ArenaRounded(lse_bytes * shape.value_dim) + 3 * shm::ArenaRounded(lse_bytes);
+  for (const HeadExtent& head : heads) {
+    bytes += shm::ArenaRounded(head.retrieved * sizeof(shm::WireCluster)) +
+             shm::ArenaRounded(head.staged * sizeof(shm::WireStagedRows)) +
+             shm::ArenaRounded(head.inline_rows * shape.key_bytes()) +
+             shm::ArenaRounded(head.inline_rows * shape.value_bytes()) +
+             shm::ArenaRounded(head.inline_rows * sizeof(uint64_t));
+  }
+  return bytes;
+}
+
 void WriteAttendHead(size_t result_count, shm::ReplyWriter* writer) {
   const uint64_t at =
       writer->Reserve(sizeof(shm::WireAttendReply) + result_count * sizeof(shm::WireAttendResult));

@@ -20,6 +20,8 @@ AttendStep ToEngine(const shm::AttendItemRequest& request);
 void WriteInsert(const InsertOutcome& outcome, shm::ReplyWriter* writer);
 void WriteEstimate(const EstimateOutcome& outcome, shm::ReplyWriter* writer);
 void WriteQuery(const QueryOutcome& outcome, shm::ReplyWriter* writer);
+// What WriteQuery will take at most for an outcome of these extents.
+uint64_t QueryReplyBytes(const ModelShape& shape, std::span<const HeadExtent> heads);
 // Of an Attend: the head, and room for the results.
 void WriteAttendHead(size_t result_count, shm::ReplyWriter* writer);
 // Where one result's answer lies in the reply; without bytes until there is one.

@@ -77,6 +77,25 @@ HeadZones DescribeZones(const HeadStep& head, uint64_t steady_tokens) {
   return zones;
 }
 
+// What the answer will hold at most: staging may move clusters to estimation.
+std::vector<HeadExtent> Extents(LayerStep& step, bool staged, bool inline_rows) {
+  const uint64_t steady_tokens = step.snapshot().steady_tokens();
+  std::vector<HeadExtent> extents(step.head_count());
+  for (uint32_t kv_head = 0; kv_head < step.head_count(); ++kv_head) {
+    const HeadStep& head = step.head(kv_head);
+    HeadExtent& extent = extents[kv_head];
+    extent.retrieved = head.zones().retrieved.size();
+    if (staged) extent.staged = step.snapshot().SteadyRuns(kv_head).size();
+    if (inline_rows) extent.inline_rows = steady_tokens;
+    for (const uint32_t cluster : head.zones().retrieved) {
+      const uint64_t rows = ClusterRows(head.index(), cluster).row_count;
+      if (staged) extent.staged += (rows + kBlockTokens - 1) / kBlockTokens;
+      if (inline_rows) extent.inline_rows += rows;
+    }
+  }
+  return extents;
+}
+
 // Brings the planned rows to the wave buffer; what does not fit moves to the estimation zone.
 absl::StatusOr<StagedStep> Stage(const StepResources& resources, const Sequence& sequence,
                                  uint32_t layer, uint64_t completed_step, LayerStep* step) {
@@ -108,8 +127,13 @@ absl::StatusOr<QueryOutcome> RunQuery(const StepResources& resources, const Tena
   WAVEKV_ASSIGN_OR_RETURN(PlannedStep planned, PlanStep(resources, tenant, query));
   Sequence& sequence = *planned.sequence;
   LayerStep& step = *planned.step;
+  const bool stages = sequence.spec().attach_wave_buffer;
+  if (options.admit != nullptr) {
+    WAVEKV_RETURN_IF_ERROR(
+        options.admit(sequence.shape(), Extents(step, stages, options.inline_rows)));
+  }
   StagedStep staged;
-  if (sequence.spec().attach_wave_buffer) {
+  if (stages) {
     absl::StatusOr<StagedStep> result =
         Stage(resources, sequence, query.layer, options.completed_step, &step);
     // Without the wave buffer the rows can still go inline.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -191,9 +192,19 @@ struct HeadZones {
   std::vector<uint64_t> inline_positions;
 };
 
+// What the HeadZones of one KV head will hold at most.
+struct HeadExtent {
+  uint64_t retrieved = 0;
+  uint64_t staged = 0;
+  uint64_t inline_rows = 0;
+};
+
 struct QueryOptions {
   bool inline_rows = false;
   uint64_t completed_step = 0;
+  // Asked, if there is one, before anything is staged, counted or recorded: an answer that its
+  // caller has no room for is refused while nothing has happened. The Query ends with its error.
+  std::function<absl::Status(const ModelShape& shape, std::span<const HeadExtent> heads)> admit;
 };
 
 struct QueryOutcome {

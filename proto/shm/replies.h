@@ -52,6 +52,7 @@ class ReplyWriter {
   }
 
   bool fits() const { return used_ <= target_.size(); }
+  uint64_t room() const { return target_.size(); }
   uint64_t used() const { return used_; }
 
  private:

@@ -9,6 +9,7 @@
 
 #include "proto/shm/request_layout.h"
 #include "tests/dataplane/data_fixture.h"
+#include "tests/engine/fake_stager.h"
 
 namespace wavekv::testing {
 namespace {
@@ -347,6 +348,62 @@ TEST_F(DataCallTest, ChannelsAreLimited) {
   const auto third = TryConnect({.version = 1, .epoch = 1, .secret = FakeClients::SecretOf(3)});
   EXPECT_EQ(third.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(third.status().message()), HasSubstr("--data_channels_max"));
+}
+
+// A Query changes what others see: it stages rows, warms the block cache, counts. One without room
+// for its answer is told so first; asked again with room, it has happened once.
+TEST_F(DataCallTest, AQueryWithoutRoomForItsAnswerHasNotHappened) {
+  const auto buffer = std::make_shared<FakeBuffer>();
+  plane_.reset();
+  StartEngine({.epoch = 3, .build_threads = 1, .compute_threads = 2}, uint64_t{256} << 20,
+              CreateFakeStager(buffer));
+  StartPlane({});
+  peer_ = Connect();
+  spec_.attach_wave_buffer = true;
+  sequence_ = Create(spec_);
+  ASSERT_TRUE(InsertOver(peer_, 0, kTokens).ok());
+  Build(sequence_);
+  const QueryBuffers query(shape(), sequence_, 1, RandomQueries(shape(), seed_));
+  const shm::TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  uint64_t answered = 0;
+  for (const bool inline_rows : {false, true}) {
+    SCOPED_TRACE(inline_rows);
+    shm::QueryRequest request{.query = ToRequest(query.query), .inline_rows = inline_rows};
+    request.query.budget = shm::BudgetRef{.kind = shm::BudgetRefKind::kClusters, .value = 9};
+    std::vector<std::byte> bytes(shm::QueryBytes(request));
+    shm::EncodeQuery(request, bytes);
+    const std::vector<std::byte> staged = buffer->bytes();
+    const uint64_t counted = engine_->Stats().counters.steady_tokens;
+    const auto needed_with = [&](uint64_t room) {
+      shm::ClientChannel::Call call;
+      EXPECT_EQ(peer_.channel().Begin(bytes.size(), room, deadline, &call),
+                shm::CallState::kAnswered);
+      std::memcpy(call.request().data(), bytes.data(), bytes.size());
+      EXPECT_EQ(peer_.channel().Submit(shm::kQuery, deadline, &call), shm::CallState::kAnswered);
+      EXPECT_EQ(peer_.channel().Wait(deadline, &call), shm::CallState::kAnswered);
+      EXPECT_EQ(call.code(), absl::StatusCode::kResourceExhausted);
+      EXPECT_THAT(std::string(call.status().message()), HasSubstr("the call left room for"));
+      return call.reply_bytes_needed();
+    };
+    const uint64_t needed = needed_with(1024);
+    EXPECT_EQ(needed_with(needed - 1), needed);
+    EXPECT_EQ(buffer->bytes(), staged);
+    EXPECT_EQ(engine_->Stats().counters.steady_tokens, counted);
+    EXPECT_EQ(StatusOf(sequence_).counters.steady_tokens, counted);
+
+    const auto reply = peer_.Call(shm::kQuery, bytes, needed);
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_EQ(reply->size(), needed) << "all was staged";
+    EXPECT_EQ(shm::ReplyReader(*reply).Get<shm::WireQueryReply>(0)->step, ++answered);
+    EXPECT_GT(engine_->Stats().counters.steady_tokens, counted);
+
+    buffer->SetRunsMax(1);  // The others move to estimation: the answer is shorter.
+    const auto shorter = peer_.Call(shm::kQuery, bytes, needed);
+    ASSERT_TRUE(shorter.ok()) << shorter.status();
+    EXPECT_LT(shorter->size(), needed);
+    EXPECT_EQ(shm::ReplyReader(*shorter).Get<shm::WireQueryReply>(0)->step, ++answered);
+    buffer->SetRunsMax(UINT32_MAX);
+  }
 }
 
 }  // namespace

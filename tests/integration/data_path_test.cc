@@ -217,6 +217,27 @@ TEST_F(DataPathTest, ASmallArenaIsEnough) {
   EXPECT_OK(Attend(*sequence, 0, QueryTensor(Shape(), queries)).status());
 }
 
+// However large its answer: in the room that was guessed, in more, or in more than the arena has,
+// where gRPC carries it. Steps of a sequence are numbered one after another.
+TEST_F(DataPathTest, AQueryIsStagedOnce) {
+  Start({.wavekvd_flags = {"--data_arena_bytes=1MiB"}});
+  ASSERT_TRUE(session().info().shared_memory);
+  attach_wave_buffer_ = true;
+  HostCache cache = HostCache::Random(Shape(), kTokens, 16);
+  const auto sequence = Filled(session(), &cache);
+  const std::vector<float> queries = RandomQueries(Shape(), 7);
+  uint64_t step = 0;
+  for (const bool inline_rows : {false, true, false, true}) {
+    for (const double ratio : {0.0, 0.2, 1.0, 0.1}) {
+      const auto zones =
+          sequence->Query(0, QueryTensor(Shape(), queries),
+                          {.budget = client::Budget::Ratio(ratio), .inline_rows = inline_rows});
+      ASSERT_OK(zones.status());
+      EXPECT_EQ(zones->step, ++step) << "ratio " << ratio << (inline_rows ? ", inline" : "");
+    }
+  }
+}
+
 // Every insert keeps pieces under way, and together they would fill the arena several times over:
 // none waits for room that another one's answered pieces take.
 TEST_F(DataPathTest, ManyThreadsInsertThroughASmallArena) {
