@@ -32,7 +32,7 @@ case "${1:-kernels}" in
     ;;
   suite)
     TARGETS=(wavekvd wavebufferd wavekv data_path_test faults_answers_test faults_limits_test
-      faults_numbers_test fuzz_test record_replay_test)
+      faults_numbers_test fuzz_test labels_path_test record_replay_test)
     ;;
   resident)
     TARGETS=(wavekvd wavebufferd mock_decoder decode_peer region_view_test resident_batch_test

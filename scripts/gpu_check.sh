@@ -46,8 +46,8 @@ check_daemons() {
   used_before="$(used_mib)"
   for test in driver_test cuda_buffer_test buffer_stager_test staged_attention_test deaths_test \
     needles_test data_path_test faults_answers_test faults_limits_test faults_numbers_test \
-    fuzz_test record_replay_test region_view_test resident_batch_test resident_device_test \
-    resident_needles_test; do
+    fuzz_test labels_path_test record_replay_test region_view_test resident_batch_test \
+    resident_device_test resident_needles_test; do
     [ -x "$bundle/bin/$test" ] || continue
     part "$test" env WAVEKV_TEST_GPU=1 WAVEKV_TEST_BACKEND=cuda "$bundle/bin/$test"
   done

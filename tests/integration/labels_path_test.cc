@@ -20,7 +20,7 @@ constexpr uint64_t kTokens = 2500, kSpare = 300;
 
 class LabelsPathTest : public SdkTest {
  protected:
-  void SetUp() override { Start({}); }
+  void SetUp() override { Start({.wave_buffer = false}); }
 
   std::unique_ptr<client::Sequence> CreateSmallSegments(const ModelShape& shape) {
     client::SequenceOptions options;
@@ -28,6 +28,7 @@ class LabelsPathTest : public SdkTest {
     options.max_tokens = kTokens + kSpare;
     options.index.segment_tokens = 1024;
     options.index.small_segment_tokens = 256;
+    options.attach_wave_buffer = attach_wave_buffer_;
     auto sequence = session().CreateSequence(options);
     EXPECT_TRUE(sequence.ok()) << sequence.status();
     return std::move(sequence).value();
@@ -90,8 +91,8 @@ TEST_F(LabelsPathTest, AnIndexOfGivenLabelsAnswersAsTheDaemonsOwn) {
     EXPECT_THAT(WhoClustered(*own, layer), ElementsAre("own", "own", "own", "own", "own", "own"));
     EXPECT_THAT(WhoClustered(*given, layer),
                 ElementsAre("given", "given", "given", "given", "given", "given"));
-    const auto expected = own->Attend(layer, QueryTensor(shape, queries));
-    const auto found = given->Attend(layer, QueryTensor(shape, queries));
+    const auto expected = Attend(*own, layer, QueryTensor(shape, queries));
+    const auto found = Attend(*given, layer, QueryTensor(shape, queries));
     ASSERT_OK(expected.status());
     ASSERT_OK(found.status());
     EXPECT_EQ(found->out, expected->out);
@@ -122,7 +123,7 @@ TEST_F(LabelsPathTest, WrongLabelsLeaveExactAnswersExact) {
   const HostCache::Exact exact = cache.Attend(0, queries, kTokens);
   client::AttendOptions everything;
   everything.budget = client::Budget::Ratio(1.0);
-  const auto found = sequence->Attend(0, QueryTensor(shape, queries), everything);
+  const auto found = Attend(*sequence, 0, QueryTensor(shape, queries), everything);
   ASSERT_OK(found.status());
   EXPECT_LT(RelativeError(found->out, exact.out), 1e-4);
 }
