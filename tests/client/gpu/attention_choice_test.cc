@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "index/zone/select_zones.h"
 #include "tests/shm/seed.h"
 
 namespace wavekv::client {
@@ -151,6 +152,27 @@ TEST(AttentionChoiceTest, TheLimitIsWhereTheResidentPathFirstWins) {
     if (*most < limit) {
       ASSERT_FALSE(EstimateAttention(problem, rates)->full_wins());
     }
+  }
+}
+
+// The SDK, which sees nothing of the daemon's index, has its own copy of what the default budget
+// retrieves on a GPU. Where only the bus takes time, the cost is the missed rows.
+TEST(AttentionChoiceTest, RetrievesWhatTheDaemonDoes) {
+  const DeviceRates slow_bus = {.hbm_bytes_per_s = 1e30, .bus_bytes_per_s = 1};
+  const auto rows = [&](uint32_t clusters) {
+    const uint64_t tokens = uint64_t{15} * clusters;
+    const double all_us = EstimateAttention(Llama8B(1, tokens, 0), slow_bus)->wave_us;
+    const double none_us = EstimateAttention(Llama8B(1, tokens, 1), slow_bus)->wave_us;
+    return (all_us - none_us) * 1e-6 / (8 * 2 * 128 * 2);
+  };
+  constexpr uint32_t kManyClusters = 1'000'000;
+  const auto retrieved = [](uint32_t clusters) {
+    return UnsketchedRetrievalCount(ZoneBudget(), /*sketch=*/true, clusters);
+  };
+  const double rows_per_cluster = rows(kManyClusters) / retrieved(kManyClusters);
+  EXPECT_NEAR(rows_per_cluster, 18, 0.01);
+  for (const uint32_t clusters : {1'000u, 9'000u, 10'000u, 100'000u}) {
+    EXPECT_NEAR(rows(clusters) / rows_per_cluster, retrieved(clusters), 1) << clusters;
   }
 }
 
