@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/session.h"
-#include "tests/client/fake_daemon.h"
+#include "tests/client/sequence_test.h"
 
 namespace wavekv::client {
 namespace {
@@ -17,28 +16,9 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-class LabelCallsTest : public testing::Test {
+class LabelCallsTest : public SequenceTest {
  protected:
-  void SetUp() override {
-    session_ =
-        Session::Connect({.address = address_, .deadline = std::chrono::seconds(20)}).value();
-    sequence_ = session_
-                    ->CreateSequence({.shape = {.layer_count = 2,
-                                                .query_head_count = 4,
-                                                .kv_head_count = 2,
-                                                .key_dim = 64,
-                                                .value_dim = 64,
-                                                .dtype = DType::kBF16,
-                                                .softmax_scale = 0.125f},
-                                      .max_tokens = uint64_t{1} << 20})
-                    .value();
-  }
-
-  TempDir dir_;
-  const std::string address_ = "unix:" + dir_.path() + "/d.sock";
-  FakeDaemon daemon_{address_, {}};
-  std::unique_ptr<Session> session_;
-  std::unique_ptr<Sequence> sequence_;
+  LabelCallsTest() : SequenceTest(uint64_t{1} << 20) {}
 };
 
 TEST_F(LabelCallsTest, APlanComesBackAsItIs) {

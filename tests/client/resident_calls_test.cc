@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/session.h"
 #include "storage/base/descriptor_server.h"
 #include "storage/base/shared_memory.h"
-#include "tests/client/fake_daemon.h"
+#include "tests/client/sequence_test.h"
 
 namespace wavekv::client {
 namespace {
@@ -28,21 +27,12 @@ const std::string kWindowTicket(16, 'w');
 const std::string kShortTicket(16, 's');
 const std::string kLooseTicket(16, 'l');
 
-class ResidentCallsTest : public testing::Test {
+class ResidentCallsTest : public SequenceTest {
  protected:
+  ResidentCallsTest() : SequenceTest(4096) {}
+
   void SetUp() override {
-    session_ =
-        Session::Connect({.address = address_, .deadline = std::chrono::seconds(20)}).value();
-    sequence_ = session_
-                    ->CreateSequence({.shape = {.layer_count = 2,
-                                                .query_head_count = 4,
-                                                .kv_head_count = 2,
-                                                .key_dim = 64,
-                                                .value_dim = 64,
-                                                .dtype = DType::kBF16,
-                                                .softmax_scale = 0.125f},
-                                      .max_tokens = 4096})
-                    .value();
+    SequenceTest::SetUp();
     FdListener listener = FdListener::Listen(window_socket_).value();
     windows_ = DescriptorServer::Start(std::move(listener), {},
                                        [this](absl::string_view ticket, const PeerCredentials&,
@@ -95,12 +85,7 @@ class ResidentCallsTest : public testing::Test {
     return reply;
   }
 
-  TempDir dir_;
-  const std::string address_ = absl::StrCat("unix:", dir_.path(), "/d.sock");
   const std::string window_socket_ = dir_.path() + "/d.sock.pool";
-  FakeDaemon daemon_{address_, {}};
-  std::unique_ptr<Session> session_;
-  std::unique_ptr<Sequence> sequence_;
   v1::AttachResidentRequest asked_;
   std::function<void(v1::AttachResidentReply*)> spoil_;
   std::unique_ptr<DescriptorServer> windows_;

@@ -41,9 +41,7 @@ TEST_F(AttendTest, ExactModeAndFullBudgetAreExact) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     spec_.shape.dtype = dtype;
     const TokenData data(shape(), 2300, seed);
-    const SequenceRef sequence = Create(spec_);
-    Insert(sequence, data, 0, 2300);
-    Build(sequence);
+    const SequenceRef sequence = Filled(data, 2300);
     ExpectExact(sequence, data, 2300, true, std::nullopt, seed);
     ExpectExact(sequence, data, 2300, false, kAllClusters, seed);
   }
@@ -65,9 +63,7 @@ TEST_F(AttendTest, HeadGeometries) {
     spec_.shape.value_dim = g.value_dim;
     spec_.shape.softmax_scale = 1.0f / std::sqrt(static_cast<float>(g.key_dim));
     const TokenData data(shape(), 1400, seed);
-    const SequenceRef sequence = Create(spec_);
-    Insert(sequence, data, 0, 1400);
-    Build(sequence);
+    const SequenceRef sequence = Filled(data, 1400);
     EXPECT_EQ(StatusOf(sequence).clustered_tokens, 1332u);
     ExpectExact(sequence, data, 1400, false, kAllClusters, seed);
   }
@@ -77,9 +73,7 @@ TEST_F(AttendTest, DefaultRatioReadsLittleAndErrsLittle) {
   spec_.index.budget.sketch_clusters = 0;
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 8192, seed);
-  const SequenceRef sequence = Create(spec_);
-  Insert(sequence, data, 0, 8192);
-  Build(sequence);
+  const SequenceRef sequence = Filled(data, 8192);
   const std::vector<float> queries = RandomQueries(shape(), seed);
   const AttendOutcome found = Attend(sequence, 0, queries);
   ASSERT_TRUE(found.status.ok()) << found.status;
@@ -195,9 +189,7 @@ TEST_F(AttendTest, LargeNumbersStayFinite) {
           }
         }
       }
-      const SequenceRef sequence = Create(spec_);
-      Insert(sequence, data, 0, 1500);
-      Build(sequence);
+      const SequenceRef sequence = Filled(data, 1500);
       const std::vector<float> queries = RandomQueries(shape(), seed);
       const OracleAnswer expected = ExactOracle(data, 0, 1500, queries);
       const AttendOutcome all = Attend(sequence, 0, queries, false, kAllClusters);
@@ -239,9 +231,7 @@ TEST_F(AttendTest, BudgetsPerLayerAndDenseLayers) {
   spec_.index.layer_budgets = {{1, {.kind = BudgetKind::kClusters, .value = 2}}};
   spec_.index.dense_layers = {2};
   const TokenData data(shape(), 1500, seed);
-  const SequenceRef sequence = Create(spec_);
-  Insert(sequence, data, 0, 1500);
-  Build(sequence);
+  const SequenceRef sequence = Filled(data, 1500);
   const std::vector<float> queries = RandomQueries(shape(), seed);
   EXPECT_EQ(Attend(sequence, 0, queries).counters.retrieved_clusters, 2u * 5);
   EXPECT_EQ(Attend(sequence, 1, queries).counters.retrieved_clusters, 2u * 2);
@@ -259,9 +249,7 @@ TEST_F(AttendTest, BudgetsPerLayerAndDenseLayers) {
 TEST_F(AttendTest, SteadyOnlyIgnoresTheRestAndCountsIt) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 1500, seed);
-  const SequenceRef sequence = Create(spec_);
-  Insert(sequence, data, 0, 1500);
-  Build(sequence);
+  const SequenceRef sequence = Filled(data, 1500);
   const ZoneBudget steady_only = {.kind = BudgetKind::kClusters, .value = 0, .estimate_ratio = 0};
   const AttendOutcome found = Attend(sequence, 0, RandomQueries(shape(), seed), false, steady_only);
   ASSERT_TRUE(found.status.ok()) << found.status;
@@ -273,9 +261,7 @@ TEST_F(AttendTest, SteadyOnlyIgnoresTheRestAndCountsIt) {
 TEST_F(AttendTest, BatchItemsAreIndependent) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 1500, seed);
-  const SequenceRef full = Create(spec_);
-  Insert(full, data, 0, 1500);
-  Build(full);
+  const SequenceRef full = Filled(data, 1500);
   const SequenceRef brief = Create(spec_);
   Insert(brief, data, 0, 10);
   const std::vector<float> queries = RandomQueries(shape(), seed);
@@ -425,9 +411,7 @@ TEST_F(AttendTest, EstimateBoundsHoldTheTrueMass) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     spec_.shape.dtype = dtype;
     const TokenData data(shape(), 1300, seed);
-    const SequenceRef sequence = Create(spec_);
-    Insert(sequence, data, 0, 1300);
-    Build(sequence);
+    const SequenceRef sequence = Filled(data, 1300);
     const uint64_t zone_end = kSinkTokens + StatusOf(sequence).clustered_tokens;
     ASSERT_EQ(zone_end, 1024u) << "a rest shorter than a small segment stays exact";
     for (uint64_t draw = 0; draw < 5; ++draw) {

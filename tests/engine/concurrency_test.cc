@@ -25,9 +25,7 @@ TEST_F(ConcurrencyTest, ReadersSeePrefixes) {
   spec_.shape.layer_count = 1;
   const uint64_t total = 2600;
   const TokenData data(shape(), total, seed);
-  const SequenceRef sequence = Create(spec_);
-  Insert(sequence, data, 0, 300);
-  Build(sequence);
+  const SequenceRef sequence = Filled(data, 300);
   std::atomic<bool> done = false;
   std::atomic<uint64_t> answers = 0;
   std::vector<std::thread> readers;
@@ -58,9 +56,7 @@ TEST_F(ConcurrencyTest, ReadersSeePrefixes) {
   for (std::thread& reader : readers) reader.join();
   EXPECT_GT(answers.load(), 0u);
   Build(sequence);
-  const SequenceRef fresh = Create(spec_);
-  Insert(fresh, data, 0, total);
-  Build(fresh);
+  const SequenceRef fresh = Filled(data, total);
   EXPECT_TRUE(Fingerprint(sequence, seed) == Fingerprint(fresh, seed));
 }
 
@@ -174,9 +170,7 @@ size_t ThreadCount() {
 TEST_F(ConcurrencyTest, ThreadsAreBounded) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 1500, seed);
-  const SequenceRef sequence = Create(spec_);
-  Insert(sequence, data, 0, 1500);
-  Build(sequence);
+  const SequenceRef sequence = Filled(data, 1500);
   const std::vector<float> queries = RandomQueries(shape(), seed);
   const AttendOutcome expected = Attend(sequence, 0, queries);
   const size_t threads_before = ThreadCount();

@@ -271,6 +271,14 @@ void EngineTest::Insert(SequenceRef sequence, const TokenData& data, uint64_t fi
   EXPECT_GE(inserted->token_count, first + count);
 }
 
+SequenceRef EngineTest::Filled(const SequenceSpec& spec, const TokenData& data,
+                               uint64_t token_count) {
+  const SequenceRef sequence = Create(spec);
+  Insert(sequence, data, 0, token_count);
+  Build(sequence);
+  return sequence;
+}
+
 BuildProgress EngineTest::Build(SequenceRef sequence) {
   const absl::StatusOr<BuildProgress> built = engine_->BuildIndex(kTenant, sequence, nullptr);
   EXPECT_TRUE(built.ok()) << built.status();

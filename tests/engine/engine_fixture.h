@@ -112,6 +112,11 @@ class EngineTest : public ::testing::Test {
   void Insert(SequenceRef sequence, const TokenData& data, uint64_t first, uint64_t count,
               Layout layout = Layout::kNHD);
   BuildProgress Build(SequenceRef sequence);
+  // A sequence that holds the first token_count tokens of the data, its index built.
+  SequenceRef Filled(const SequenceSpec& spec, const TokenData& data, uint64_t token_count);
+  SequenceRef Filled(const TokenData& data, uint64_t token_count) {
+    return Filled(spec_, data, token_count);
+  }
   // Returns once nothing is built in the background.
   void WaitIdle(SequenceRef sequence);
   AttendOutcome Attend(SequenceRef sequence, uint32_t layer, const std::vector<float>& queries,

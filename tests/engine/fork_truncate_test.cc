@@ -31,9 +31,7 @@ TEST_F(ForkTruncateTest, ForkEqualsItsParentAndDiverges) {
   TokenData other(shape(), 4000, seed + 1);
   for (const uint64_t tokens : {3u, 100u, 1300u, 2600u}) {
     SCOPED_TRACE(tokens);
-    const SequenceRef parent = Create(spec_);
-    Insert(parent, data, 0, tokens);
-    Build(parent);
+    const SequenceRef parent = Filled(data, tokens);
     const std::string print = Fingerprint(parent, seed);
     const SequenceRef child = Fork(parent);
     EXPECT_NE(child.id, parent.id);
@@ -64,18 +62,14 @@ TEST_F(ForkTruncateTest, ForkEqualsItsParentAndDiverges) {
 TEST_F(ForkTruncateTest, ForkOfAPrefix) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 2600, seed);
-  const SequenceRef parent = Create(spec_);
-  Insert(parent, data, 0, 2600);
-  Build(parent);
+  const SequenceRef parent = Filled(data, 2600);
   for (const uint64_t tokens : {1u, 4u, 130u, 1087u, 1088u, 1500u, 2048u}) {
     SCOPED_TRACE(tokens);
     const SequenceRef child = Fork(parent, tokens, tokens + 64);
     EXPECT_EQ(StatusOf(child).token_count, tokens);
     EXPECT_EQ(StatusOf(child).max_tokens, tokens + 64);
     Build(child);
-    const SequenceRef fresh = Create(spec_);
-    Insert(fresh, data, 0, tokens);
-    Build(fresh);
+    const SequenceRef fresh = Filled(data, tokens);
     EXPECT_TRUE(Fingerprint(child, seed) == Fingerprint(fresh, seed));
     ASSERT_TRUE(engine_->DropSequence(kTenant, child).ok());
     ASSERT_TRUE(engine_->DropSequence(kTenant, fresh).ok());
@@ -105,9 +99,7 @@ TEST_F(ForkTruncateTest, ForkDuringABuild) {
 TEST_F(ForkTruncateTest, TruncatedEqualsFresh) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 2600, seed);
-  const SequenceRef sequence_before = Create(spec_);
-  Insert(sequence_before, data, 0, 2600);
-  Build(sequence_before);
+  const SequenceRef sequence_before = Filled(data, 2600);
   SequenceRef sequence = sequence_before;
   // Keeping all; inside the window; inside the rest, a stretch, a chunk, the sink; nothing.
   for (const uint64_t tokens : {2600u, 2590u, 2300u, 1900u, 1088u, 1087u, 700u, 128u, 3u, 0u}) {
@@ -131,9 +123,7 @@ TEST_F(ForkTruncateTest, TruncatedEqualsFresh) {
   const TokenData other(shape(), 1500, seed + 1);
   Insert(sequence, other, 0, 1500);
   Build(sequence);
-  const SequenceRef fresh = Create(spec_);
-  Insert(fresh, other, 0, 1500);
-  Build(fresh);
+  const SequenceRef fresh = Filled(other, 1500);
   EXPECT_TRUE(Fingerprint(sequence, seed) == Fingerprint(fresh, seed));
 }
 
@@ -174,9 +164,7 @@ TEST_F(ForkTruncateTest, SpeculationKeepsSegmentsAndMemory) {
   EXPECT_EQ(StatusOf(sequence).clustered_tokens, 2048u + 256 - 4);
   EXPECT_EQ(pool_->Usage().reserved_bytes, reserved) << "within what was reserved";
   Build(sequence);
-  const SequenceRef fresh = Create(spec_);
-  Insert(fresh, data, 0, count);
-  Build(fresh);
+  const SequenceRef fresh = Filled(data, count);
   EXPECT_TRUE(Fingerprint(sequence, seed) == Fingerprint(fresh, seed));
 }
 

@@ -13,15 +13,7 @@
 namespace wavekv::testing {
 namespace {
 
-class InspectionTest : public EngineTest {
- protected:
-  SequenceRef Filled(uint64_t tokens, uint64_t seed) {
-    const SequenceRef sequence = Create(spec_);
-    Insert(sequence, TokenData(shape(), tokens, seed), 0, tokens);
-    Build(sequence);
-    return sequence;
-  }
-};
+class InspectionTest : public EngineTest {};
 
 uint64_t Sum(const std::vector<uint64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
@@ -29,7 +21,7 @@ uint64_t Sum(const std::vector<uint64_t>& counts) {
 
 TEST_F(InspectionTest, DescribeIndex) {
   const uint64_t seed = FreshSeed();
-  const SequenceRef sequence = Filled(3000, seed);
+  const SequenceRef sequence = Filled(TokenData(shape(), 3000, seed), 3000);
   const auto whole = engine_->DescribeIndex(kTenant, sequence, std::nullopt, std::nullopt);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ(whole->segments.size(), 3u * 2 * 2) << "segments, layers, heads";
@@ -112,7 +104,7 @@ TEST_F(InspectionTest, ManySegmentsAreLeftOffAndCounted) {
 
 TEST_F(InspectionTest, ExplainSaysWhyAndHowMuch) {
   const uint64_t seed = FreshSeed();
-  const SequenceRef sequence = Filled(3000, seed);
+  const SequenceRef sequence = Filled(TokenData(shape(), 3000, seed), 3000);
   const std::vector<float> queries = RandomQueries(shape(), seed);
   const QueryBuffers buffers(shape(), sequence, 0, queries);
   EXPECT_EQ(engine_->Explain(kTenant, LayerQuery{.sequence = sequence}, 0, 5).status().code(),
@@ -205,7 +197,7 @@ TEST_F(InspectionTest, SampleRecall) {
   const uint64_t seed = FreshSeed();
   const uint64_t tokens = 3000;
   const TokenData data(shape(), tokens, seed);
-  const SequenceRef sequence = Filled(tokens, seed);
+  const SequenceRef sequence = Filled(TokenData(shape(), tokens, seed), tokens);
   const auto unseen = engine_->SampleRecall(kTenant, sequence, {}, TensorView(), std::nullopt);
   ASSERT_TRUE(unseen.ok()) << unseen.status();
   ASSERT_EQ(unseen->layers.size(), 2u);

@@ -19,13 +19,6 @@ class QueryTest : public EngineTest {
     spec_.attach_wave_buffer = true;
   }
 
-  SequenceRef Filled(const TokenData& data) {
-    const SequenceRef sequence = Create(spec_);
-    Insert(sequence, data, 0, data.token_count());
-    Build(sequence);
-    return sequence;
-  }
-
   absl::StatusOr<QueryOutcome> Query(SequenceRef sequence, const std::vector<float>& queries,
                                      std::optional<ZoneBudget> budget, bool inline_rows,
                                      uint64_t completed_step = 0) {
@@ -77,7 +70,7 @@ class QueryTest : public EngineTest {
 TEST_F(QueryTest, StagedRowsAndEstimationMakeTheAnswer) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 3000, seed);
-  const SequenceRef sequence = Filled(data);
+  const SequenceRef sequence = Filled(data, data.token_count());
   ASSERT_EQ(buffer_->regions().size(), 1u);
   EXPECT_EQ(buffer_->regions().at(sequence.id).max_tokens, spec_.max_tokens);
   const std::vector<float> queries = RandomQueries(shape(), seed);
@@ -115,7 +108,7 @@ TEST_F(QueryTest, InlineRowsMakeTheSameAnswer) {
   const uint64_t seed = FreshSeed();
   spec_.attach_wave_buffer = false;
   const TokenData data(shape(), 3000, seed);
-  const SequenceRef sequence = Filled(data);
+  const SequenceRef sequence = Filled(data, data.token_count());
   const std::vector<float> queries = RandomQueries(shape(), seed);
   const auto outcome = Query(sequence, queries, std::nullopt, true);
   ASSERT_TRUE(outcome.ok()) << outcome.status();
@@ -154,7 +147,7 @@ TEST_F(QueryTest, InlineRowsMakeTheSameAnswer) {
 TEST_F(QueryTest, WhatDoesNotFitMovesToEstimation) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 3000, seed);
-  const SequenceRef sequence = Filled(data);
+  const SequenceRef sequence = Filled(data, data.token_count());
   const std::vector<float> queries = RandomQueries(shape(), seed);
   const ZoneBudget ten = {.kind = BudgetKind::kClusters, .value = 10};
   const auto whole = Query(sequence, queries, ten, false);
@@ -194,7 +187,7 @@ TEST_F(QueryTest, SkewedKeysAreSplit) {
   TokenData data(shape(), 1400, seed);
   const std::vector<float> same(shape().key_dim, 0.5f);
   for (uint64_t position = 100; position < 920; ++position) data.SetKey(0, position, 0, same);
-  const SequenceRef sequence = Filled(data);
+  const SequenceRef sequence = Filled(data, data.token_count());
   const auto index = engine_->DescribeIndex(kTenant, sequence, 0, 0);
   ASSERT_TRUE(index.ok()) << index.status();
   for (const SegmentStatus& segment : index->segments) {
@@ -210,7 +203,7 @@ TEST_F(QueryTest, SkewedKeysAreSplit) {
 TEST_F(QueryTest, AbsentWaveBuffer) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 1500, seed);
-  const SequenceRef sequence = Filled(data);
+  const SequenceRef sequence = Filled(data, data.token_count());
   const std::vector<float> queries = RandomQueries(shape(), seed);
   const AttendOutcome before = Attend(sequence, 0, queries);
   buffer_->SetStatus(absl::UnavailableError("wavebufferd is away"));
@@ -240,7 +233,7 @@ TEST_F(QueryTest, AbsentWaveBuffer) {
 TEST_F(QueryTest, AttendCountsHitsAndMisses) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 3000, seed);
-  const SequenceRef sequence = Filled(data);
+  const SequenceRef sequence = Filled(data, data.token_count());
   const std::vector<float> queries = RandomQueries(shape(), seed);
   const AttendOutcome first = Attend(sequence, 0, queries);
   EXPECT_EQ(first.counters.cache_hit_blocks, 0u);

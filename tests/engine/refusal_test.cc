@@ -92,9 +92,7 @@ struct InsertCase {
 TEST_F(RefusalTest, Inserts) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 2000, seed);
-  const SequenceRef sequence = Create(spec_);
-  Insert(sequence, data, 0, 1500);
-  Build(sequence);
+  const SequenceRef sequence = Filled(data, 1500);
   const std::string before = Fingerprint(sequence, seed);
   using Code = absl::StatusCode;
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -223,9 +221,7 @@ struct QueryCase {
 TEST_F(RefusalTest, Queries) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 1500, seed);
-  const SequenceRef sequence = Create(spec_);
-  Insert(sequence, data, 0, 1500);
-  Build(sequence);
+  const SequenceRef sequence = Filled(data, 1500);
   const std::string before = Fingerprint(sequence, seed);
   using Code = absl::StatusCode;
   const std::vector<QueryCase> cases = {
@@ -327,9 +323,7 @@ TEST_F(RefusalTest, ClosedSequence) {
 TEST_F(RefusalTest, NothingIsSharedBetweenTenantsAndModels) {
   const uint64_t seed = FreshSeed();
   const TokenData data(shape(), 1500, seed);
-  const SequenceRef mine = Create(spec_);
-  Insert(mine, data, 0, 1500);
-  Build(mine);
+  const SequenceRef mine = Filled(data, 1500);
   SequenceSpec other_model = spec_;
   other_model.shape.model_id = "test, other RoPE base";
   const SequenceRef model = Create(other_model);

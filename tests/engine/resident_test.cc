@@ -111,13 +111,6 @@ class ResidentTest : public EngineTest {
       }
     }
   }
-  // A sequence of the data's first tokens, its index built.
-  SequenceRef Filled(const TokenData& data, uint64_t token_count) {
-    const SequenceRef sequence = Create(spec_);
-    Insert(sequence, data, 0, token_count);
-    Build(sequence);
-    return sequence;
-  }
 
   const std::shared_ptr<FakeBuffer> buffer_ = std::make_shared<FakeBuffer>();
   ResidentOptions region_options_ = {.cache_ratio = 0.05, .ring_rows = 512};
