@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -64,6 +66,11 @@ class FakeBuffer {
     thread_.join();
   }
 
+  // As when the sequence goes: nobody finds the region from here on.
+  void RemoveRegion() {
+    Put<uint64_t>(mapping_, kDirectoryOffset + 32, 0);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
   void AddRegion(uint64_t sequence_id, uint64_t step) {
     const uint64_t entry = kDirectoryOffset + 32;  // The second one: the first stays free.
     Put<uint64_t>(mapping_, entry + 8, kRegionOffset);
@@ -283,6 +290,44 @@ TEST_F(StagedTest, RowsThatAreNotThereAreNoAnswer) {
     const absl::Status status = AttendStaged().status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
   }
+}
+
+// FAULTS 11: a region is given back, and its memory used for others, while a reader is at it. What
+// it has read may be anything: it is an answer only if the region is there afterwards.
+TEST_F(StagedTest, RowsOfARegionThatIsUsedAgainAreNoAnswer) {
+  FakeBuffer buffer(dir_.path() + "/b.sock", "0123456789abcdef");
+  Start({buffer.info()});
+  const std::vector<float> others(keys_.size() + values_.size(), 3.0f);
+  std::mt19937 random(seed_);
+  std::atomic<int> queried{0};
+  spoil_ = [&](v1::QueryReply*) { ++queried; };
+  int answered = 0, refused = 0;
+  for (int round = 0; round < 3000 && (answered < 100 || refused < 100); ++round) {
+    buffer.AddRegion(sequence_->id(), 1'000'000);
+    Stage(buffer);
+    const int before = queried;
+    const auto pause = std::chrono::microseconds(random() % 300);
+    std::thread owner([&] {
+      while (queried == before) std::this_thread::yield();
+      const auto until = std::chrono::steady_clock::now() + pause;
+      while (std::chrono::steady_clock::now() < until) {
+      }
+      buffer.RemoveRegion();
+      std::memcpy(buffer.mapping().data() + KeyOffset(0, 0), others.data(), others.size() * 4);
+    });
+    const auto attention = AttendStaged();
+    owner.join();
+    if (attention.ok()) {
+      ExpectOracle(*attention);
+      ++answered;
+    } else {
+      EXPECT_EQ(attention.status().code(), absl::StatusCode::kNotFound) << attention.status();
+      ++refused;
+    }
+    if (HasFailure()) break;
+  }
+  RecordProperty("answered", answered);
+  RecordProperty("refused", refused);
 }
 
 TEST_F(StagedTest, HostileBuffersAreRefused) {

@@ -183,6 +183,13 @@ TEST_P(BufferStagerTest, SequencesDoNotMix) {
   const auto second = stager_->Stage(other, 0, 0, theirs);
   const auto third = stager_->Stage(kSequence, 1, 0, theirs);
   ASSERT_TRUE(first.ok() && second.ok() && third.ok());
+  const auto both = MapAsClient(stager_.get());
+  ASSERT_TRUE(both.ok()) << both.status();
+  for (size_t h = 0; h < theirs.size(); ++h) {
+    EXPECT_EQ(CompareSpans(shape, both->data(), both->bytes(), second->heads[h].retrieved,
+                           theirs[h].retrieved, 4),
+              "");
+  }
   stager_->DetachSequence(other);
   const auto client = MapAsClient(stager_.get());
   ASSERT_TRUE(client.ok()) << client.status();

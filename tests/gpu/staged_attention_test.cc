@@ -48,11 +48,11 @@ double MaxDifference(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 // No driver, no context.
-bool HasLoadedCuda(pid_t pid) {
+bool HasLoadedCuda(pid_t pid, const std::string& program) {
   std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
   std::stringstream text;
   text << maps.rdbuf();
-  EXPECT_THAT(text.str(), testing::HasSubstr("wavekvd"));
+  EXPECT_THAT(text.str(), testing::HasSubstr(program));
   return text.str().find("libcuda") != std::string::npos;
 }
 
@@ -66,7 +66,8 @@ class StagedAttentionTest : public ::testing::TestWithParam<std::string> {
         "--pool_bytes=256MiB", "--wave_buffer=" + wavebufferd_->address(),
         "--wave_buffer_bytes=32MiB"});
     ASSERT_FALSE(wavekvd_->WaitForLine("event=ready").empty()) << wavekvd_->output();
-    EXPECT_FALSE(HasLoadedCuda(wavekvd_->pid()));  // Nobody has asked for a wave buffer yet.
+    EXPECT_FALSE(
+        HasLoadedCuda(wavekvd_->pid(), "wavekvd"));  // Nobody has asked for a wave buffer yet.
     auto session =
         client::Session::Connect({.address = "unix:" + directory_.path() + "/wavekvd.sock"});
     ASSERT_TRUE(session.ok()) << session.status();
@@ -145,7 +146,8 @@ TEST_P(StagedAttentionTest, EqualsWhatTheDaemonAnswers) {
 
 TEST_P(StagedAttentionTest, DriverIsLoadedForAGpuAlone) {
   ASSERT_TRUE(Staged(0, RandomQuery()).ok());
-  EXPECT_EQ(HasLoadedCuda(wavekvd_->pid()), backend_.cuda());
+  EXPECT_EQ(HasLoadedCuda(wavekvd_->pid(), "wavekvd"), backend_.cuda());
+  EXPECT_EQ(HasLoadedCuda(wavebufferd_->process().pid(), "wavebufferd"), backend_.cuda());
 }
 
 TEST_P(StagedAttentionTest, WorkingSetBecomesHits) {

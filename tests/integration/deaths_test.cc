@@ -132,6 +132,43 @@ TEST_F(DeathsTest, DaemonStopped) {
       << status;
 }
 
+// An engine that stops in the middle of its decode, and is killed later: its lease has not ended,
+// so the daemon keeps its channel, its steps in the wave buffer and its memory, and waits for none.
+TEST_F(DeathsTest, AClientThatStopsOrDiesHoldsUpNobody) {
+  Start({.wave_buffer = true, .wavekvd_flags = {"--lease_ms=600000"}});
+  session_ = Connect(kDeadline);
+  attach_wave_buffer_ = true;
+  HostCache cache = HostCache::Random(Shape(), 300, 6);
+  const auto sequence = CreateFilled(&cache, 256);
+  ASSERT_NE(sequence, nullptr);
+  auto raw = RawClient::Attach(daemons().address());
+  ASSERT_OK(raw.status());
+  auto engine =
+      Process::Start({.argv = {ProgramPath("mock_decoder"), "--mode=wavekv", "--tokens=8192",
+                               "--needles=128", "--address=" + daemons().address()}});
+  ASSERT_OK(engine.status());
+  ASSERT_TRUE((*engine)->WaitForOutput("phase=decoding", seconds(60))) << (*engine)->Output();
+  const auto expect_served = [&] {
+    const auto begin = Clock::now();
+    EXPECT_OK((*raw)->CheckHealth());
+    EXPECT_OK((*raw)->Stats().status());
+    const std::vector<float> queries = RandomQueries(Shape(), 6);
+    EXPECT_OK(Attend(*sequence, 0, QueryTensor(Shape(), queries)).status());
+    EXPECT_OK(DecodeStep(sequence.get()));
+    EXPECT_NE(CreateFilled(&cache), nullptr);
+    EXPECT_LT(Clock::now() - begin, kDeadline + kMargin);
+  };
+  (*engine)->Suspend();
+  expect_served();
+  (*engine)->Signal(SIGKILL);
+  expect_served();
+  ASSERT_TRUE((*engine)->WaitForExit(seconds(30)).has_value());
+  expect_served();
+  const auto held = (*raw)->Stats();
+  ASSERT_OK(held.status());
+  EXPECT_GT(held->pool_reserved_bytes(), 0u) << "the lease goes on";
+}
+
 // A wave buffer that is killed or stopped takes its staging with it, and nothing else: the daemon
 // still answers, with the same bits, and a staged step is right or an error within the deadline.
 TEST_F(DeathsTest, WaveBufferKilledOrStopped) {
