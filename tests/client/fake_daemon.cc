@@ -1,7 +1,5 @@
 #include "tests/client/fake_daemon.h"
 
-#include <cstdlib>
-#include <filesystem>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -42,18 +40,6 @@ void FillEstimation(const v1::ModelShape& shape, v1::EstimateReply* reply) {
 }
 
 }  // namespace
-
-TempDir::TempDir() {
-  const char* base = std::getenv("TMPDIR");
-  std::string pattern = absl::StrCat(base == nullptr ? "/tmp" : base, "/wavekv-XXXXXX");
-  WAVEKV_CHECK(mkdtemp(pattern.data()) != nullptr, "no temporary directory");
-  path_ = pattern;
-}
-
-TempDir::~TempDir() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 FakeDaemon::FakeDaemon(const std::string& address, Options options)
     : options_(std::move(options)), wave_buffers_(options_.wave_buffers) {

@@ -14,20 +14,10 @@
 #include "absl/base/thread_annotations.h"
 #include "grpcpp/server.h"
 #include "storage/base/mutex.h"
+#include "tests/temp_dir.h"
 #include "wavekv/v1/wavekv.grpc.pb.h"
 
 namespace wavekv {
-
-// A new directory under TMPDIR, removed with its contents when destroyed.
-class TempDir {
- public:
-  TempDir();
-  ~TempDir();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 class FakeDaemon final : public v1::WaveKV::Service {
  public:

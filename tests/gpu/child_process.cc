@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 
 #include "storage/base/check.h"
 #include "tests/program_path.h"
@@ -25,17 +23,6 @@ std::vector<std::string> WavebufferdArguments(const std::string& socket,
 }
 
 }  // namespace
-
-TempDir::TempDir() {
-  std::string pattern = (std::filesystem::temp_directory_path() / "wavekv.XXXXXX").string();
-  WAVEKV_CHECK(::mkdtemp(pattern.data()) != nullptr, "a directory for the test");
-  path_ = pattern;
-}
-
-TempDir::~TempDir() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 ChildProcess::ChildProcess(const std::vector<std::string>& arguments) {
   int ends[2];

@@ -1,5 +1,4 @@
-// Programs that a test starts: a directory of its own for their sockets, bounded waits, and an end
-// by process id.
+// Programs that a test starts: bounded waits, and an end by process id.
 #pragma once
 
 #include <sys/types.h>
@@ -11,21 +10,11 @@
 
 #include "absl/status/statusor.h"
 #include "storage/base/unique_fd.h"
+#include "tests/temp_dir.h"
 
 namespace wavekv {
 
 inline constexpr auto kWait = std::chrono::seconds(60);  // For what should take milliseconds.
-
-// A new directory under the system's, removed when destroyed.
-class TempDir {
- public:
-  TempDir();
-  ~TempDir();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // A program with its stdout and stderr read through one pipe. Killed when destroyed.
 class ChildProcess {

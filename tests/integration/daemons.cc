@@ -38,8 +38,7 @@ DaemonOptions WithBackend(DaemonOptions options) {
 
 }  // namespace
 
-Daemons::Daemons(std::unique_ptr<TempDir> directory, const DaemonOptions& options)
-    : directory_(std::move(directory)), options_(WithBackend(options)) {}
+Daemons::Daemons(const DaemonOptions& options) : options_(WithBackend(options)) {}
 
 Daemons::~Daemons() {
   if (wavekvd_ != nullptr) wavekvd_->Stop();
@@ -47,15 +46,14 @@ Daemons::~Daemons() {
 }
 
 absl::StatusOr<std::unique_ptr<Daemons>> Daemons::Start(const DaemonOptions& options) {
-  WAVEKV_ASSIGN_OR_RETURN(std::unique_ptr<TempDir> directory, TempDir::Create());
-  std::unique_ptr<Daemons> daemons(new Daemons(std::move(directory), options));
+  std::unique_ptr<Daemons> daemons(new Daemons(options));
   if (daemons->options_.wave_buffer) WAVEKV_RETURN_IF_ERROR(daemons->RestartWavebufferd());
   WAVEKV_RETURN_IF_ERROR(daemons->RestartWavekvd());
   return daemons;
 }
 
 std::string Daemons::address() const {
-  return absl::StrCat("unix:", directory_->path(), "/wavekvd.sock");
+  return absl::StrCat("unix:", directory_.path(), "/wavekvd.sock");
 }
 
 std::string Daemons::tcp_address() const {
@@ -68,7 +66,7 @@ std::string Daemons::tcp_address() const {
 }
 
 std::string Daemons::WaveBufferAddress() const {
-  return absl::StrCat("unix:", directory_->path(), "/wavebufferd.sock");
+  return absl::StrCat("unix:", directory_.path(), "/wavebufferd.sock");
 }
 
 absl::Status Daemons::RestartWavebufferd() {

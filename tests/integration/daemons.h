@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "tests/integration/process.h"
 #include "tests/program_path.h"
+#include "tests/temp_dir.h"
 
 namespace wavekv::integration {
 
@@ -37,7 +38,7 @@ class Daemons {
   std::string address() const;
   // "host:port" of wavekvd when its flags make it listen on TCP; empty otherwise.
   std::string tcp_address() const;
-  const std::string& directory() const { return directory_->path(); }
+  const std::string& directory() const { return directory_.path(); }
   bool has_wave_buffer() const { return wavebufferd_ != nullptr; }
   // Of wavebufferd: host or cuda.
   const std::string& backend() const { return options_.backend; }
@@ -52,10 +53,10 @@ class Daemons {
   std::vector<std::string> WavekvdArgv() const;
 
  private:
-  Daemons(std::unique_ptr<TempDir> directory, const DaemonOptions& options);
+  explicit Daemons(const DaemonOptions& options);
   std::string WaveBufferAddress() const;
 
-  const std::unique_ptr<TempDir> directory_;
+  const TempDir directory_;
   const DaemonOptions options_;
   std::unique_ptr<Process> wavebufferd_;
   std::unique_ptr<Process> wavekvd_;

@@ -278,9 +278,8 @@ TEST_F(FaultsAnswersTest, AskingForMoreClustersThanThereAre) {
 
 // Row 13: tenants. Over TCP a tenant is its token's; another's sequence does not exist for it.
 TEST(FaultsTenantsTest, AnotherTenantsSequenceIsNotThere) {
-  auto directory = TempDir::Create();
-  ASSERT_OK(directory.status());
-  const std::string tokens = (*directory)->path() + "/tokens";
+  const TempDir directory;
+  const std::string tokens = directory.path() + "/tokens";
   std::ofstream(tokens) << "token-of-the-first-tenant first\ntoken-of-the-second-tenant second\n";
   ASSERT_EQ(chmod(tokens.c_str(), 0600), 0);
   auto daemons =

@@ -122,11 +122,10 @@ TEST_F(FaultsLimitsTest, AFullPoolRefusesAtOnce) {
 // Row 28: memory promised at start, the OOM killer later. More than the machine has is refused
 // before anything is touched, with the cure.
 TEST(FaultsStartTest, APoolLargerThanTheMachineIsRefused) {
-  auto directory = TempDir::Create();
-  ASSERT_OK(directory.status());
-  auto process = Process::Start(
-      {.argv = {ProgramPath("wavekvd"), "--listen=unix:" + (*directory)->path() + "/s",
-                "--pool_bytes=64TiB"}});
+  const TempDir directory;
+  auto process =
+      Process::Start({.argv = {ProgramPath("wavekvd"), "--listen=unix:" + directory.path() + "/s",
+                               "--pool_bytes=64TiB"}});
   ASSERT_OK(process.status());
   const std::optional<int> code = (*process)->WaitForExit(seconds(30));
   ASSERT_TRUE(code.has_value());
@@ -234,16 +233,15 @@ TEST_F(FaultsLimitsTest, ASecondDaemonOnTheSocketIsRefused) {
 
 // and on a port.
 TEST_F(FaultsLimitsTest, ASecondDaemonOnThePortIsRefused) {
-  auto directory = TempDir::Create();
-  ASSERT_OK(directory.status());
-  const std::string tokens = (*directory)->path() + "/tokens";
+  const TempDir directory;
+  const std::string tokens = directory.path() + "/tokens";
   std::ofstream(tokens) << "a-token-of-sixteen-bytes tenant\n";
   ASSERT_EQ(chmod(tokens.c_str(), 0600), 0);
   Start({.wave_buffer = false,
          .wavekvd_flags = {"--listen_tcp=127.0.0.1:0", "--token_file=" + tokens}});
   const std::string address = daemons().tcp_address();
   auto second = Process::Start(
-      {.argv = {ProgramPath("wavekvd"), "--listen=unix:" + (*directory)->path() + "/other.sock",
+      {.argv = {ProgramPath("wavekvd"), "--listen=unix:" + directory.path() + "/other.sock",
                 "--pool_bytes=64MiB", "--listen_tcp=" + address, "--token_file=" + tokens}});
   ASSERT_OK(second.status());
   const std::optional<int> code = (*second)->WaitForExit(seconds(60));

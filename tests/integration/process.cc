@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -69,19 +68,6 @@ uint64_t StatusValue(pid_t pid, const std::string& name) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<TempDir>> TempDir::Create() {
-  const char* root = getenv("TMPDIR");
-  std::string path = absl::StrCat(root != nullptr ? root : "/tmp", "/wavekv-XXXXXX");
-  if (path.size() > 60) path = "/tmp/wavekv-XXXXXX";  // sun_path holds 107 bytes.
-  if (mkdtemp(path.data()) == nullptr) return ErrnoStatus(path);
-  return std::unique_ptr<TempDir>(new TempDir(path));
-}
-
-TempDir::~TempDir() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 absl::StatusOr<std::unique_ptr<Process>> Process::Start(const ProcessOptions& options) {
   std::vector<char*> argv;

@@ -17,22 +17,6 @@
 
 namespace wavekv::integration {
 
-// A fresh directory under $TMPDIR or /tmp, short enough for UNIX socket paths; removed with all
-// that is in it.
-class TempDir {
- public:
-  static absl::StatusOr<std::unique_ptr<TempDir>> Create();
-  ~TempDir();
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-
-  const std::string& path() const { return path_; }
-
- private:
-  explicit TempDir(std::string path) : path_(std::move(path)) {}
-  const std::string path_;
-};
-
 struct ProcessOptions {
   std::vector<std::string> argv;  // argv[0] is the path of the program.
   std::optional<int> cpu;         // Bind to the n-th CPU this process may use, as taskset does.

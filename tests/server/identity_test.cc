@@ -12,7 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/temp_dir.h"
+#include "tests/temp_dir.h"
 
 namespace wavekv {
 namespace {

@@ -11,7 +11,7 @@
 #include "daemon/server/server.h"
 #include "grpcpp/grpcpp.h"
 #include "storage/base/unique_fd.h"
-#include "tests/server/temp_dir.h"
+#include "tests/temp_dir.h"
 #include "wavekv/v1/wavekv.grpc.pb.h"
 
 namespace wavekv {
