@@ -312,6 +312,14 @@ def test_a_compiled_model_is_refused_by_name(address, model, whole):
     small.assert_same_logits(model, prompts, small.generate(model, prompts, cache, 2))
 
 
+def test_a_model_compiled_in_place_is_refused_by_name(address, model):
+    model.compile(backend="eager")
+    prompts = small.make_prompts(2, 30)
+    with pytest.raises(Exception, match="torch.compile cannot|without torch.compile"):
+        small.generate(model, prompts, WaveKVCache(model.config, address), 2)
+    torch.compiler.reset()
+
+
 def test_a_long_prompt_of_phi3_longrope_is_served_to_its_end(address, recwarn):
     model = small.make_longrope_model(switch=48)
     prompts = small.make_prompts(2, 61, padding=[0, 7])
