@@ -5,8 +5,12 @@
 //   bench_cache [--json] --trace=RECORDING [--ratio=0.018]
 //
 // Without a recording: topic-structured keys with a mean of their head, groups of 4 query heads,
-// dim 128, bf16. `ratio` of the clusters is retrieved at each step. All heads share a cache of 5 or
-// 20 % of their blocks of 8 tokens. The first tenth of the steps fills it and is not counted.
+// dim 128, bf16. `ratio` of the clusters is retrieved at each step; 0: as many as a resident step
+// retrieves by default. The first tenth of the steps fills the caches and is not counted.
+//
+// Rows of `rows`: all heads share a cache of 5 or 20 % of their blocks of 8 tokens, as in a wave
+// buffer in host memory. Rows of `offered_rows`: each head has one of its own whose slots the steps
+// fill, as on a GPU, with a round of the manager after every step or after every eighth.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -19,10 +23,12 @@
 #include "bench/block_trace.h"
 #include "bench/built_head.h"
 #include "bench/machine.h"
+#include "bench/offered_cache.h"
 #include "bench/or_die.h"
 #include "bench/recorded_layers.h"
 #include "bench/topic_data.h"
 #include "index/backend/cpu_backend.h"
+#include "index/zone/select_zones.h"
 #include "storage/base/cpuset.h"
 #include "storage/base/dtype.h"
 #include "storage/base/thread_pool.h"
@@ -33,6 +39,7 @@ namespace {
 constexpr uint32_t kBlockTokens = 8;
 constexpr double kHitGoal = 0.9;  // Of the best possible, at the smallest cache.
 constexpr double kCacheRatios[] = {0.05, 0.2};
+constexpr uint32_t kStepsPerRound[] = {1, 8};
 
 struct Options {
   uint32_t tokens = 122880;
@@ -106,10 +113,15 @@ HeadTrace RecordedHead(ComputeBackend& backend, const RecordedLayer& layer, uint
   return trace;
 }
 
+uint32_t RetrievalCount(const HeadTrace& trace, double ratio) {
+  const ZoneBudget budget = ratio > 0 ? ZoneBudget{.value = ratio} : ZoneBudget();
+  return UnsketchedRetrievalCount(budget, /*sketch=*/ratio == 0, ClusterCount(trace.head.index));
+}
+
 // The blocks that each step retrieves.
 BlockTrace BlocksOf(ComputeBackend& backend, const HeadTrace& trace, double ratio) {
-  ZoneBudget budget;
-  budget.value = ratio;
+  const ZoneBudget budget = {.kind = BudgetKind::kClusters,
+                             .value = static_cast<double>(RetrievalCount(trace, ratio))};
   BlockTrace blocks;
   for (const std::vector<float>& queries : trace.queries) {
     const GroupQuery query = {queries, trace.group, trace.dim, trace.dim, trace.dtype, trace.scale};
@@ -126,6 +138,16 @@ BlockTrace BlocksOf(ComputeBackend& backend, const HeadTrace& trace, double rati
     }
   }
   return blocks;
+}
+
+// All blocks of a head, of which few are ever asked for.
+uint32_t BlockCount(const HeadTrace& trace) {
+  uint32_t count = 0;
+  for (uint32_t cluster = 0; cluster < ClusterCount(trace.head.index); ++cluster) {
+    const uint32_t rows = ClusterRows(trace.head.index, cluster).row_count;
+    count += (rows + kBlockTokens - 1) / kBlockTokens;
+  }
+  return count;
 }
 
 std::vector<HeadTrace> ReadHeads(ComputeBackend& backend, const std::string& path) {
@@ -160,6 +182,33 @@ BlockTrace Together(std::span<const BlockTrace> heads) {
   return together;
 }
 
+nlohmann::ordered_json OfferedRow(std::span<const HeadTrace> heads,
+                                  std::span<const BlockTrace> blocks, double cache_ratio,
+                                  uint32_t steps_per_round, double ratio, uint64_t seed) {
+  CacheHits offered, best;
+  uint64_t slot_count = 0, step_blocks = 0;
+  for (size_t head = 0; head < heads.size(); ++head) {
+    const BlockTrace& trace = blocks[head];
+    const size_t counted = trace.size() / 10;
+    const auto slots = static_cast<uint32_t>(std::ceil(cache_ratio * BlockCount(heads[head])));
+    offered += ReplayOffered(trace, {.slots = slots,
+                                     .clusters_per_step = RetrievalCount(heads[head], ratio),
+                                     .steps_per_round = steps_per_round,
+                                     .first_counted = counted,
+                                     .seed = seed + head});
+    best += ReplayBelady(trace, counted, slots);
+    slot_count += slots;
+    for (const std::vector<BlockKey>& step : trace) step_blocks += step.size();
+  }
+  return {{"cache_ratio", cache_ratio},
+          {"steps_per_round", steps_per_round},
+          {"slots_per_head", slot_count / heads.size()},
+          {"blocks_per_step", step_blocks / heads.size() / blocks[0].size()},
+          {"hit_ratio", offered.ratio()},
+          {"belady_hit_ratio", best.ratio()},
+          {"of_belady", offered.ratio() / best.ratio()}};
+}
+
 }  // namespace
 
 int Main(int argc, char** argv) {
@@ -171,7 +220,7 @@ int Main(int argc, char** argv) {
   app.add_option("--heads", options.heads)->check(CLI::Range(1, 64));
   app.add_option("--steps", options.steps)->check(CLI::Range(10, 100000));
   app.add_option("--ratio", options.ratio, "Share of the clusters that a step retrieves")
-      ->check(CLI::Range(0.0001, 1.0));
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option("--seed", options.seed);
   app.add_flag("--json", json, "The last line is one JSON object");
   CLI11_PARSE(app, argc, argv);
@@ -204,9 +253,17 @@ int Main(int argc, char** argv) {
                     {"lrfu_of_belady", lrfu / best}});
     if (cache_ratio == kCacheRatios[0]) goal = lrfu >= kHitGoal * best;
   }
+  nlohmann::ordered_json offered = nlohmann::ordered_json::array();
+  for (const double cache_ratio : kCacheRatios) {
+    for (const uint32_t steps_per_round : kStepsPerRound) {
+      offered.push_back(
+          OfferedRow(heads, blocks, cache_ratio, steps_per_round, options.ratio, options.seed));
+    }
+  }
   nlohmann::ordered_json report;
   report["workload"] = "cache";
   report["rows"] = std::move(rows);
+  report["offered_rows"] = std::move(offered);
   report["goals"] = {{"lrfu_of_belady", goal}};
   report["trace"] = options.trace.empty() ? "drifting queries" : "recorded";
   report["tokens"] = heads[0].tokens;

@@ -14,6 +14,11 @@ using BlockTrace = std::vector<std::vector<BlockKey>>;
 struct CacheHits {
   uint64_t lookups = 0;
   uint64_t hits = 0;
+  CacheHits& operator+=(const CacheHits& other) {
+    lookups += other.lookups;
+    hits += other.hits;
+    return *this;
+  }
   double ratio() const {
     return lookups == 0 ? 0 : static_cast<double>(hits) / static_cast<double>(lookups);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace wavekv {
 
@@ -62,7 +63,7 @@ void CountHistory::Unlink(uint32_t idx) {
 }
 
 LeastCountedSlots::LeastCountedSlots(const std::vector<double>* counts)
-    : counts_(*counts), places_(counts->size()) {
+    : counts_(*counts), places_(counts->size(), kNowhere) {
   heap_.reserve(counts->size());
 }
 
@@ -72,7 +73,7 @@ void LeastCountedSlots::Insert(uint32_t slot) {
 }
 
 void LeastCountedSlots::Erase(uint32_t slot) {
-  const size_t at = places_[slot];
+  const size_t at = std::exchange(places_[slot], kNowhere);
   const Entry last = heap_.back();
   heap_.pop_back();
   if (at == heap_.size()) return;
@@ -86,6 +87,12 @@ uint32_t LeastCountedSlots::Least() {
     if (top.count == count) return top.slot;
     Down(0, {count, top.slot});
   }
+}
+
+uint32_t LeastCountedSlots::TakeLeast() {
+  const uint32_t least = Least();
+  Erase(least);
+  return least;
 }
 
 void LeastCountedSlots::Place(size_t at, const Entry& entry) {

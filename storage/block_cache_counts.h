@@ -68,10 +68,13 @@ class LeastCountedSlots {
   explicit LeastCountedSlots(const std::vector<double>* counts);
 
   bool empty() const { return heap_.empty(); }
+  bool contains(uint32_t slot) const { return places_[slot] != kNowhere; }
   void Insert(uint32_t slot);
   void Erase(uint32_t slot);
   // The least; not empty.
   uint32_t Least();
+  // Likewise, and takes it out.
+  uint32_t TakeLeast();
 
  private:
   struct Entry {
@@ -79,13 +82,14 @@ class LeastCountedSlots {
     uint32_t slot = 0;
     friend auto operator<=>(const Entry&, const Entry&) = default;
   };
+  static constexpr uint32_t kNowhere = ~0u;
   void Place(size_t at, const Entry& entry);
   void Up(size_t at, const Entry& entry);
   void Down(size_t at, const Entry& entry);
 
   const std::vector<double>& counts_;
   std::vector<Entry> heap_;
-  std::vector<uint32_t> places_;  // [slot_count] in heap_.
+  std::vector<uint32_t> places_;  // [slot_count] in heap_, or kNowhere.
 };
 
 }  // namespace wavekv

@@ -98,11 +98,22 @@ bool BlockCacheSlots::Adopt(const BlockKey& key, uint32_t slot) {
 }
 
 std::optional<SlotOfBlock> BlockCacheSlots::Evict(uint64_t completed_step) {
-  const uint32_t slot = EvictWorst(completed_step);
+  const uint32_t slot = Victim(completed_step);
   if (slot == kNoSlot) return std::nullopt;
+  return Free(slot);
+}
+
+std::optional<SlotOfBlock> BlockCacheSlots::EvictWorse(uint64_t completed_step) {
+  const uint32_t slot = Victim(completed_step);
+  if (slot == kNoSlot || !IsWorse(slot)) return std::nullopt;
+  return Free(slot);
+}
+
+SlotOfBlock BlockCacheSlots::Free(uint32_t slot) {
+  Empty(slot);
   slots_[slot].state = CacheSlot::State::kFree;
   idle_.PushBack(slot);
-  return SlotOfBlock{slots_[slot].key, slot};
+  return {slots_[slot].key, slot};
 }
 
 std::optional<uint32_t> BlockCacheSlots::Erase(const BlockKey& key) {
@@ -155,18 +166,17 @@ uint32_t BlockCacheSlots::TakeSlot(uint64_t completed_step) {
     retired_.Remove(slot);
     return slot;
   }
-  return EvictWorst(completed_step);
+  const uint32_t slot = Victim(completed_step);
+  if (slot != kNoSlot) Empty(slot);
+  return slot;
 }
 
-uint32_t BlockCacheSlots::EvictWorst(uint64_t completed_step) {
-  const uint32_t slot = Victim(completed_step);
-  if (slot == kNoSlot) return kNoSlot;
+void BlockCacheSlots::Empty(uint32_t slot) {
   OnEvicted(slot);
   by_key_.erase(slots_[slot].key);
   LeaveSegment(slot);
   --block_count_;
   ++counters_.evicted;
-  return slot;
 }
 
 void BlockCacheSlots::JoinSegment(uint32_t slot) {

@@ -53,6 +53,7 @@ class BlockCacheSlots : public BlockCachePolicy {
   bool Publish(uint32_t slot, bool filled) final;
   bool Adopt(const BlockKey& key, uint32_t slot) final;
   std::optional<SlotOfBlock> Evict(uint64_t completed_step) final;
+  std::optional<SlotOfBlock> EvictWorse(uint64_t completed_step) final;
   std::optional<uint32_t> Erase(const BlockKey& key) final;
   void EraseSegment(uint64_t segment_uid) final;
   uint32_t slot_count() const final { return static_cast<uint32_t>(slots_.size()); }
@@ -70,6 +71,8 @@ class BlockCacheSlots : public BlockCachePolicy {
   virtual void OnErased(uint32_t slot) = 0;
   // The filled slot that gives way: one that no step after `completed_step` reads; kNoSlot: none.
   virtual uint32_t Victim(uint64_t completed_step) = 0;
+  // Whether a filled slot's block is worth clearly less than what was missed lately.
+  virtual bool IsWorse(uint32_t slot) const = 0;
 
   const CacheSlot& slot(uint32_t idx) const { return slots_[idx]; }
   std::vector<CacheSlot>* mutable_slots() { return &slots_; }
@@ -77,8 +80,10 @@ class BlockCacheSlots : public BlockCachePolicy {
  private:
   // A slot that no step after `completed_step` reads, belonging to nobody; kNoSlot: none.
   uint32_t TakeSlot(uint64_t completed_step);
-  // The worst filled slot that no step after `completed_step` reads, emptied; kNoSlot: none.
-  uint32_t EvictWorst(uint64_t completed_step);
+  // A filled slot's block gives way, and the slot is nobody's.
+  void Empty(uint32_t slot);
+  // Likewise, and it is free.
+  SlotOfBlock Free(uint32_t slot);
   void Fill(uint32_t slot);
   // A filled slot's block is gone; steps under way may still read it.
   void Retire(uint32_t slot);

@@ -11,9 +11,6 @@
 namespace wavekv::bench {
 namespace {
 
-constexpr double kMissesDecay = 0.9;  // A step back.
-constexpr uint32_t kOfferedMin = 16;
-
 template <class T>
 absl::Status CopyAll(T* target, const T* source, size_t count) {
   return gpu::CudaStatus(cudaMemcpy(target, source, count * sizeof(T), cudaMemcpyDefault),
@@ -33,15 +30,13 @@ absl::Status CacheKeeper::Reset() {
   WAVEKV_RETURN_IF_ERROR(CopyAll(states.data(), arrays_.state, shape.units));
   for (uint32_t i = 0; i < shape.units; ++i) {
     Unit& unit = units_[i];
-    unit.slot_count = std::max<uint32_t>(
+    const auto slot_count = std::max<uint32_t>(
         1, static_cast<uint32_t>(std::ceil(cache_ratio_ * built_.block_counts[i])));
-    unit.policy = MakeLrfuBlockCachePolicy(unit.slot_count);
-    std::vector<gpu::FreeSlot> offers;
-    for (uint32_t slot = 0; slot < unit.slot_count; ++slot) offers.push_back({slot, gpu::kNoBlock});
+    unit.books = std::make_unique<resident::CacheBooks>(slot_count, /*free_tail=*/0);
     states[i].free_head = states[i].free_seen = states[i].free_tail = 0;
     unit.log_read = states[i].log_end;
     WAVEKV_RETURN_IF_ERROR(CopyAll(&arrays_.state[i], &states[i], 1));
-    WAVEKV_RETURN_IF_ERROR(Offer(i, offers));
+    WAVEKV_RETURN_IF_ERROR(Offer(i));
   }
   const std::vector<int32_t> empty(size_t{shape.units} * shape.blocks, -1);
   return CopyAll(arrays_.block_slots, empty.data(), empty.size());
@@ -71,44 +66,39 @@ absl::Status CacheKeeper::RoundOf(uint32_t idx, const gpu::HeadState& state) {
   WAVEKV_RETURN_IF_ERROR(CopyAll(log.data() + straight, device_log, fresh - straight));
   unit.log_read = state.log_end;
 
-  const uint64_t step = unit.uses.size() + 1;
   std::vector<BlockKey>& uses = unit.uses.emplace_back();
   uint32_t hits = 0;
   for (const gpu::BlockUse& use : std::span(log).first(fresh)) {
-    const BlockKey key = {uint64_t{idx} + 1, use.block & ~gpu::kMissBit};
-    uses.push_back(key);
-    (void)unit.policy->Lookup(key, step);
-    const bool hit = (use.block & gpu::kMissBit) == 0;
-    hits += hit ? 1 : 0;
-    if (hit || use.slot < 0) continue;
-    if (!unit.policy->Adopt(key, static_cast<uint32_t>(use.slot))) {
-      return absl::InternalError(absl::StrCat("block ", key.block, " is cached twice"));
-    }
+    uses.push_back({uint64_t{idx} + 1, use.block & ~gpu::kMissBit});
+    hits += (use.block & gpu::kMissBit) == 0 ? 1 : 0;
+    unit.books->Hear(use, [idx](uint32_t) {
+      return resident::BlockOwner{.segment_uid = uint64_t{idx} + 1, .live = true};
+    });
   }
   unit.hits.push_back(hits);
-  unit.misses = std::max<double>(unit.misses * kMissesDecay, fresh - hits);
-  const auto wanted = std::min<uint32_t>(
-      std::max<uint32_t>(kOfferedMin, static_cast<uint32_t>(unit.misses)), unit.slot_count / 2);
-  std::vector<gpu::FreeSlot> offers;
-  while (unit.free_tail + offers.size() - state.free_head < wanted) {
-    const std::optional<SlotOfBlock> worst = unit.policy->Evict(step);
-    if (!worst.has_value()) break;
-    offers.push_back({worst->slot, worst->key.block});
+  unit.books->Read(/*started=*/unit.uses.size(), /*completed=*/unit.uses.size());
+  if (unit.books->violations() > 0) {
+    return absl::InternalError(absl::StrCat("unit ", idx, " claimed what it was not offered"));
   }
-  return Offer(idx, offers);
+  return Offer(idx);
 }
 
 // The table is the step's alone: it takes out what an offer names, and enters what it fills.
-absl::Status CacheKeeper::Offer(uint32_t idx, const std::vector<gpu::FreeSlot>& offers) {
+absl::Status CacheKeeper::Offer(uint32_t idx) {
   const size_t capacity = built_.shape.blocks;
   Unit& unit = units_[idx];
+  unit.books->Offer();
+  const resident::CacheBooks::Writes writes = unit.books->TakeWrites();
+  if (writes.offered.empty()) return absl::OkStatus();
+  std::vector<gpu::FreeSlot> offers;
+  for (const auto& offered : writes.offered) offers.push_back({offered.slot, offered.block});
   gpu::FreeSlot* const ring = arrays_.free_slots + idx * capacity;
-  const size_t first = unit.free_tail % capacity;
+  const size_t first = writes.offered.front().place % capacity;
   const size_t straight = std::min(offers.size(), capacity - first);
   WAVEKV_RETURN_IF_ERROR(CopyAll(ring + first, offers.data(), straight));
   WAVEKV_RETURN_IF_ERROR(CopyAll(ring, offers.data() + straight, offers.size() - straight));
-  unit.free_tail += offers.size();
-  return CopyAll(&arrays_.state[idx].free_tail, &unit.free_tail, 1);
+  const uint64_t free_tail = unit.books->free_tail();
+  return CopyAll(&arrays_.state[idx].free_tail, &free_tail, 1);
 }
 
 CacheHits CacheKeeper::Hits(uint32_t first_step) const {
@@ -125,9 +115,7 @@ CacheHits CacheKeeper::Hits(uint32_t first_step) const {
 CacheHits CacheKeeper::BeladyHits(uint32_t first_step) const {
   CacheHits sum;
   for (const Unit& unit : units_) {
-    const CacheHits hits = ReplayBelady(unit.uses, first_step, unit.slot_count);
-    sum.lookups += hits.lookups;
-    sum.hits += hits.hits;
+    sum += ReplayBelady(unit.uses, first_step, unit.books->slot_count());
   }
   return sum;
 }

@@ -1,6 +1,6 @@
-// Keeps the block caches of a benchmark's layer between its steps, as wavekvd keeps them beside a
-// running engine (docs/decisions/015-resident-region.md), but with the stream drained: nothing has
-// to wait for an epoch.
+// Keeps the block caches of a benchmark's layer between its steps with the books that wavekvd keeps
+// beside a running engine (docs/decisions/015-resident-region.md), but with the stream drained: a
+// round hears all of a step, and nothing has to wait for an epoch.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "bench/block_trace.h"
 #include "bench/gpu/bench_index.h"
-#include "storage/block_cache_policy.h"
+#include "gpu/resident/cache_books.h"
 
 namespace wavekv::bench {
 
@@ -22,8 +22,7 @@ class CacheKeeper {
 
   // Empties the caches and offers all slots.
   absl::Status Reset();
-  // After a step: reads what it used and took, and offers the slots of the blocks that are worth
-  // least, which the next step takes out of the table.
+  // After a step: reads what it used and took, and offers slots for the next one.
   absl::Status Round();
 
   // Over the steps from `first_step` on, all units.
@@ -33,17 +32,15 @@ class CacheKeeper {
 
  private:
   struct Unit {
-    std::unique_ptr<BlockCachePolicy> policy;
-    uint32_t slot_count = 0;
-    uint64_t free_tail = 0;
+    std::unique_ptr<resident::CacheBooks> books;
     uint64_t log_read = 0;
-    double misses = 0;  // Of a step, lately.
     BlockTrace uses;
     std::vector<uint32_t> hits;  // Of each step.
   };
 
   absl::Status RoundOf(uint32_t unit, const gpu::HeadState& state);
-  absl::Status Offer(uint32_t unit, const std::vector<gpu::FreeSlot>& offers);
+  // Ends a round of the books and writes what follows.
+  absl::Status Offer(uint32_t unit);
 
   const BuiltLayer& built_;
   const LayerArrays arrays_;

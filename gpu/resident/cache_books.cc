@@ -9,12 +9,12 @@
 namespace wavekv::resident {
 namespace {
 
-// So many slots are on offer at least; and at most this share of all, one more where there are two:
-// what a policy keeps is worth more than room for every miss.
+// While few are missed, so many slots are on offer. While many are, this share of all and one more,
+// and as much again for each further step of a round, up to half of all, as long as the blocks in
+// those slots are worth less than what is missed.
 constexpr uint64_t kOfferedMin = 8;
 constexpr uint64_t kOfferedShare = 8;
-// The policy is told no steps: a slot in use is offered like any other.
-constexpr uint64_t kNoStep = 0;
+constexpr uint64_t kOfferedMaxShare = 2;
 
 }  // namespace
 
@@ -24,6 +24,9 @@ CacheBooks::CacheBooks(uint32_t slot_count, uint64_t free_tail)
 }
 
 void CacheBooks::Read(uint64_t started, uint64_t completed) {
+  // What a region says may be anything.
+  round_steps_ = completed > completed_ ? std::min(completed - completed_, kOfferedShare) : 1;
+  completed_ = completed;
   for (const uint32_t idx : doubtful_) {
     Slot& slot = slots_[idx];
     if (slot.epoch == kUnknown) slot.epoch = started;
@@ -37,7 +40,7 @@ void CacheBooks::Hear(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
   const std::optional<BlockOwner> owner = owner_of(block);
   if (!owner.has_value()) ++violations_;
   if (owner.has_value() && owner->live) {
-    (void)policy_->Lookup({owner->segment_uid, block}, kNoStep);
+    (void)policy_->Lookup({owner->segment_uid, block}, round_);
   }
   if (missed) ++missed_;
   if (missed && use.slot >= 0) HearClaim(use, owner_of);
@@ -146,14 +149,18 @@ void CacheBooks::Leave(uint64_t segment_uid, uint32_t first, uint32_t count) {
 void CacheBooks::Offer() {
   demand_ = std::max(std::exchange(missed_, 0), demand_ - demand_ / 8);
   for (const uint32_t idx : std::exchange(idle_, {})) OfferSlot(idx, gpu::kNoBlock);
-  const uint64_t most = slots_.size() / kOfferedShare + (slots_.size() > 1 ? 1 : 0);
-  const uint64_t wanted = std::min(std::max(kOfferedMin, demand_ + demand_ / 2), most);
+  const uint64_t slots = slots_.size();
+  const uint64_t usual = slots / kOfferedShare + 1, least = std::min(kOfferedMin, usual);
+  const uint64_t most = std::min(usual * round_steps_, slots / kOfferedMaxShare);
+  const uint64_t wanted = std::min(std::max(least, demand_ + demand_ / 2), most);
   for (uint64_t there = offered_count_ + doubtful_.size(); there < wanted; ++there) {
-    const std::optional<SlotOfBlock> worst = policy_->Evict(kNoStep);
-    if (!worst.has_value()) return;
+    const std::optional<SlotOfBlock> worst =
+        there < usual ? policy_->Evict(round_ - 1) : policy_->EvictWorse(round_ - 1);
+    if (!worst.has_value()) break;
     WAVEKV_CHECK(slots_[worst->slot].is == SlotIs::kFilled, "the policy knows filled slots only");
     OfferSlot(worst->slot, worst->key.block);
   }
+  ++round_;
 }
 
 void CacheBooks::OfferSlot(uint32_t slot, uint32_t block) {

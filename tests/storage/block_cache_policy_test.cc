@@ -191,6 +191,50 @@ TEST(LrfuBlockCachePolicyTest, RemembersWhatGaveWay) {
   EXPECT_FALSE(policy->Lookup({1, 3}, 20).has_value());
 }
 
+// What is asked for as often as what is missed stays; what was asked for less often goes.
+TEST(LrfuBlockCachePolicyTest, EvictWorseComparesWithWhatIsMissed) {
+  auto policy = MakeLrfuBlockCachePolicy(2);
+  uint64_t step = 0;
+  const auto ask = [&](uint32_t block) { (void)policy->Lookup({1, block}, ++step); };
+  ASSERT_TRUE(policy->Adopt({1, 0}, 0));
+  ASSERT_TRUE(policy->Adopt({1, 1}, 1));
+  EXPECT_EQ(policy->EvictWorse(step), std::nullopt) << "nothing was missed yet";
+  for (int i = 0; i < 200; ++i) {
+    for (const uint32_t block : {2u, 0u, 1u}) ask(block);
+  }
+  EXPECT_EQ(policy->EvictWorse(step), std::nullopt) << "block 2 is worth no more";
+  EXPECT_EQ(policy->EvictWorse(0), std::nullopt) << "both are in use";
+  for (int i = 0; i < 200; ++i) {
+    for (const uint32_t block : {2u, 0u}) ask(block);
+  }
+  EXPECT_EQ(policy->EvictWorse(step), (SlotOfBlock{{1, 1}, 1}));
+  EXPECT_EQ(policy->EvictWorse(step), std::nullopt) << "block 0 is asked for as often as block 2";
+  EXPECT_EQ(policy->block_count(), 1u);
+}
+
+TEST(LruBlockCachePolicyTest, EvictWorseTakesTheOldest) {
+  auto policy = MakeLruBlockCachePolicy(2);
+  ASSERT_TRUE(policy->Adopt({1, 0}, 0));
+  ASSERT_TRUE(policy->Lookup({1, 0}, 3).has_value());
+  EXPECT_EQ(policy->EvictWorse(2), std::nullopt);
+  EXPECT_EQ(policy->EvictWorse(3), (SlotOfBlock{{1, 0}, 0}));
+}
+
+// Blocks in use that came up for eviction are passed over, and come up again once they are not.
+TEST(LrfuBlockCachePolicyTest, HoweverManyAreInUseTheOthersAreFound) {
+  constexpr uint32_t kSlots = 300;
+  auto policy = MakeLrfuBlockCachePolicy(kSlots);
+  for (uint32_t i = 0; i < kSlots; ++i) ASSERT_TRUE(policy->Adopt({1, i}, i));
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(policy->Lookup({1, kSlots - 1}, 1).has_value());
+  for (uint32_t i = 0; i + 1 < kSlots; ++i) ASSERT_TRUE(policy->Lookup({1, i}, 2).has_value());
+  EXPECT_EQ(policy->Evict(1), (SlotOfBlock{{1, kSlots - 1}, kSlots - 1}));
+  EXPECT_EQ(policy->Evict(1), std::nullopt);
+  EXPECT_EQ(policy->Erase({1, 5}), 5u);
+  ASSERT_TRUE(policy->Adopt({2, 5}, 5));
+  for (uint32_t left = kSlots - 1; left > 0; --left) ASSERT_TRUE(policy->Evict(2).has_value());
+  EXPECT_EQ(policy->block_count(), 0u);
+}
+
 // The rules of the header, by search through everything.
 class NaivePolicy {
  public:

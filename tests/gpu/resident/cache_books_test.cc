@@ -246,6 +246,8 @@ TEST(CacheBooksTest, TheWorstBlockMakesRoom) {
     device.Begin(block);
     ASSERT_TRUE(device.Finish());
   }
+  device.Round();
+  EXPECT_EQ(device.books().state(1), SlotIs::kFilled) << "block 1 was asked for in this round";
   device.Begin(2);
   device.Round();
   EXPECT_EQ(device.books().state(1), SlotIs::kOffered) << "block 1 was asked for once";
@@ -257,6 +259,20 @@ TEST(CacheBooksTest, TheWorstBlockMakesRoom) {
   EXPECT_EQ(device.table()[0], 0);
   ASSERT_TRUE(device.Finish());
   EXPECT_EQ(device.table()[2], 1);
+}
+
+// Where steps ask for more than there is room for, in turn, a part stays and is found.
+TEST(CacheBooksTest, APartStaysOfWhatDoesNotFit) {
+  constexpr uint64_t kRounds = 10;
+  Device device(2);
+  for (uint64_t round = 0; round < kRounds; ++round) {
+    for (uint32_t block = 0; block < kBlocks; ++block) {
+      device.Begin(block);
+      ASSERT_TRUE(device.Finish());
+    }
+    device.Round();
+  }
+  EXPECT_EQ(device.hits(), 2 * (kRounds - 1));
 }
 
 // Of uses that many newer ones follow only claims are heard.
