@@ -11,8 +11,8 @@ namespace wavekv::bench {
 
 struct OfferedOptions {
   uint32_t slots = 0;
-  uint32_t clusters_per_step =
-      0;  // Of a round's uses the policy hears those that one step may have.
+  // Of a round's uses the policy hears as many as so many clusters may have blocks.
+  uint32_t clusters_per_step = 0;
   uint32_t steps_per_round = 1;
   size_t first_counted = 0;  // Step.
   uint64_t seed = 0;

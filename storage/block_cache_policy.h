@@ -91,8 +91,8 @@ class BlockCachePolicy {
 
 // Least recently used first. Every operation is O(1), EraseSegment O(1) per block of the segment.
 // Exact while the steps given to Lookup do not decrease; otherwise an admission may be refused
-// although a slot is idle, but a slot in use is never given away. To EvictWorse every
-// block is worth less than one that was missed.
+// although a slot is idle, but a slot in use is never given away. To EvictWorse every block is
+// worth less than one that was missed.
 std::unique_ptr<BlockCachePolicy> MakeLruBlockCachePolicy(uint32_t slot_count);
 
 // Least often and least recently used first: every look-up of a block counts for it, half as much

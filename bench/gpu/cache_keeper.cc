@@ -78,7 +78,8 @@ absl::Status CacheKeeper::RoundOf(uint32_t idx, const gpu::HeadState& state) {
   unit.hits.push_back(hits);
   unit.books->Read(/*started=*/unit.uses.size(), /*completed=*/unit.uses.size());
   if (unit.books->violations() > 0) {
-    return absl::InternalError(absl::StrCat("unit ", idx, " claimed what it was not offered"));
+    return absl::InternalError(
+        absl::StrCat("unit ", idx, " logged ", unit.books->violations(), " uses that cannot be"));
   }
   return Offer(idx);
 }

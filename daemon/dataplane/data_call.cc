@@ -21,7 +21,7 @@ bool IsKnown(uint64_t verb) { return verb >= shm::kInsert && verb <= shm::kAtten
 
 absl::Status NoRoom(const shm::ReplyWriter& writer) {
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the reply has ", writer.used(), " bytes, the call left room for ", writer.room()));
+      "the reply may take ", writer.used(), " bytes, the call left room for ", writer.room()));
 }
 
 // Answers go where the reply has them, without a copy between.
@@ -66,8 +66,10 @@ shm::Completion DataCaller::Run(const shm::Submission& submission) {
       if (status.ok() && !writer.fits()) {
         status = NoRoom(writer);
       }
+      const auto verb = static_cast<shm::Verb>(submission.verb);
+      const bool happened = writer.fits() || verb != shm::kQuery;
       lease_->EndCall(
-          static_cast<shm::Verb>(submission.verb), status.code(),
+          verb, happened ? std::optional(status.code()) : std::nullopt,
           std::chrono::duration<double, std::micro>(steady_clock::now() - begin).count());
     }
   }

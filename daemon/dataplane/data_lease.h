@@ -22,8 +22,9 @@ class DataLease {
   // Renews the lease, which does not end before EndCall. Unauthenticated: it is over; Unavailable:
   // the daemon is shutting down.
   virtual absl::Status BeginCall() = 0;
-  // Of a call that BeginCall let begin: how it ended, and how long its answer took.
-  virtual void EndCall(shm::Verb verb, absl::StatusCode code, double latency_us) = 0;
+  // Of a call that BeginCall let begin: how it ended, and how long its answer took. Nullopt: it has
+  // not happened, and the client asks again with more room.
+  virtual void EndCall(shm::Verb verb, std::optional<absl::StatusCode> code, double latency_us) = 0;
 };
 
 // Thread-safe.

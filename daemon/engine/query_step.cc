@@ -15,6 +15,7 @@ namespace {
 // A planned step and the call that keeps its sequence.
 struct PlannedStep {
   Sequence::Use sequence;
+  QueryVectors queries;
   std::unique_ptr<LayerStep> step;
 };
 
@@ -22,21 +23,20 @@ absl::StatusOr<PlannedStep> PlanStep(const StepResources& resources, const Tenan
                                      const LayerQuery& query) {
   WAVEKV_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> found,
                           resources.registry->Find(tenant, query.sequence.id));
-  PlannedStep planned = {Sequence::Use(std::move(found)), nullptr};
+  PlannedStep planned = {Sequence::Use(std::move(found)), {}, nullptr};
   Sequence& sequence = *planned.sequence;
   const ModelShape& shape = sequence.shape();
   WAVEKV_RETURN_IF_ERROR(ValidateLayer(shape, query.layer));
-  WAVEKV_ASSIGN_OR_RETURN(QueryVectors queries,
+  WAVEKV_ASSIGN_OR_RETURN(planned.queries,
                           ReadQueries(shape, query.queries, shape.query_head_count));
   WAVEKV_ASSIGN_OR_RETURN(const ZoneBudget budget, BudgetOf(sequence, query.layer, query.budget));
   WAVEKV_ASSIGN_OR_RETURN(LayerSnapshot snapshot,
                           sequence.Snapshot(query.sequence.generation, query.layer));
   planned.step =
-      std::make_unique<LayerStep>(resources.backend, std::move(snapshot), queries, budget);
+      std::make_unique<LayerStep>(resources.backend, std::move(snapshot), planned.queries, budget);
   LayerStep& step = *planned.step;
   WAVEKV_RETURN_IF_ERROR(ForEachHead(resources.pool, step.head_count(),
                                      [&](uint32_t head) { return step.Plan(head); }));
-  sequence.RememberQueries(query.layer, std::move(queries));
   return planned;
 }
 
@@ -132,6 +132,7 @@ absl::StatusOr<QueryOutcome> RunQuery(const StepResources& resources, const Tena
     WAVEKV_RETURN_IF_ERROR(
         options.admit(sequence.shape(), Extents(step, stages, options.inline_rows)));
   }
+  sequence.RememberQueries(query.layer, planned.queries);
   StagedStep staged;
   if (stages) {
     absl::StatusOr<StagedStep> result =
@@ -173,6 +174,7 @@ absl::StatusOr<EstimateOutcome> RunEstimate(const StepResources& resources, cons
                                             const LayerQuery& query) {
   WAVEKV_ASSIGN_OR_RETURN(const PlannedStep planned, PlanStep(resources, tenant, query));
   LayerStep& step = *planned.step;
+  planned.sequence->RememberQueries(query.layer, planned.queries);
   WAVEKV_RETURN_IF_ERROR(ForEachHead(resources.pool, step.head_count(), [&](uint32_t head) {
     return step.head(head).EstimateRest(/*bounds=*/true);
   }));

@@ -38,8 +38,8 @@ absl::Status NotFiniteError(absl::string_view name, uint32_t layer, uint64_t pos
 // InvalidArgument: labels of more segments in one call than such a sequence's index can have.
 absl::Status ValidateLabelCount(const SequenceSpec& spec, uint64_t segments);
 
-// A copy of the labels of a segment of such a sequence. InvalidArgument: positions
-// beyond max_tokens, another length, or a label that is not below ClusterCountFor its tokens.
+// A copy of the labels of a segment of such a sequence. InvalidArgument: positions beyond
+// max_tokens, another length, or a label that is not below ClusterCountFor its tokens.
 absl::StatusOr<GivenLabels> ReadLabels(const SequenceSpec& spec, const LabelRange& segment);
 
 absl::Status ValidateLayer(const ModelShape& shape, uint32_t layer);

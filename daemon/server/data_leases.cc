@@ -39,9 +39,11 @@ class Lease final : public DataLease {
     return absl::OkStatus();
   }
 
-  void EndCall(shm::Verb verb, absl::StatusCode code, double latency_us) override {
-    core_->stats.CountCall(RpcOf(verb), code);
-    core_->stats.RecordLatency(RpcOf(verb), latency_us);
+  void EndCall(shm::Verb verb, std::optional<absl::StatusCode> code, double latency_us) override {
+    if (code.has_value()) {
+      core_->stats.CountCall(RpcOf(verb), *code);
+      core_->stats.RecordLatency(RpcOf(verb), latency_us);
+    }
     hold_.Release();
     token_.reset();
   }

@@ -15,6 +15,8 @@ namespace {
 constexpr uint64_t kOfferedMin = 8;
 constexpr uint64_t kOfferedShare = 8;
 constexpr uint64_t kOfferedMaxShare = 2;
+// A round has as many steps at most, whatever its region says.
+constexpr uint64_t kRoundStepsMax = 1024;
 
 }  // namespace
 
@@ -24,8 +26,7 @@ CacheBooks::CacheBooks(uint32_t slot_count, uint64_t free_tail)
 }
 
 void CacheBooks::Read(uint64_t started, uint64_t completed) {
-  // What a region says may be anything.
-  round_steps_ = completed > completed_ ? std::min(completed - completed_, kOfferedShare) : 1;
+  round_steps_ = completed > completed_ ? std::min(completed - completed_, kRoundStepsMax) : 1;
   completed_ = completed;
   for (const uint32_t idx : doubtful_) {
     Slot& slot = slots_[idx];
@@ -38,6 +39,7 @@ void CacheBooks::Hear(const gpu::BlockUse& use, OwnerOfBlock owner_of) {
   const uint32_t block = use.block & ~gpu::kMissBit;
   const bool missed = (use.block & gpu::kMissBit) != 0;
   const std::optional<BlockOwner> owner = owner_of(block);
+  if (!std::exchange(heard_, true)) ++round_;
   if (!owner.has_value()) ++violations_;
   if (owner.has_value() && owner->live) {
     (void)policy_->Lookup({owner->segment_uid, block}, round_);
@@ -160,7 +162,7 @@ void CacheBooks::Offer() {
     WAVEKV_CHECK(slots_[worst->slot].is == SlotIs::kFilled, "the policy knows filled slots only");
     OfferSlot(worst->slot, worst->key.block);
   }
-  ++round_;
+  heard_ = false;
 }
 
 void CacheBooks::OfferSlot(uint32_t slot, uint32_t block) {

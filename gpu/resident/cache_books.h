@@ -54,9 +54,9 @@ class CacheBooks {
   void Leave(uint64_t segment_uid, uint32_t first, uint32_t count);
 
   // Ends a round: offers what is idle, and the slots of the blocks that are worth least, so that
-  // somewhat more come to be on offer than blocks were missed. No block gives way that was heard of
-  // in this round: where steps ask for more than the cache holds, a block in the place of another
-  // would only be missed less by as much as that one is missed more.
+  // somewhat more come to be on offer than blocks were missed. What Hear was told of when it was
+  // told last keeps its slot: where steps ask for more than the cache holds, a block in the place
+  // of another would only be missed less by as much as that one is missed more.
   void Offer();
 
   struct Offered {
@@ -106,7 +106,8 @@ class CacheBooks {
   uint64_t free_tail_;
   uint64_t missed_ = 0;       // Blocks, in this round ...
   uint64_t demand_ = 0;       // ... and in rounds before, fading.
-  uint64_t round_ = 1;        // The policy's steps.
+  uint64_t round_ = 1;        // In which uses were heard: the policy's steps.
+  bool heard_ = false;        // In this one.
   uint64_t completed_ = 0;    // Epoch, of the last reading; ...
   uint64_t round_steps_ = 1;  // ... and how many since the one before.
   uint64_t violations_ = 0;

@@ -385,8 +385,10 @@ TEST_F(DataCallTest, AQueryWithoutRoomForItsAnswerHasNotHappened) {
       EXPECT_THAT(std::string(call.status().message()), HasSubstr("the call left room for"));
       return call.reply_bytes_needed();
     };
+    const uint64_t calls = clients_.calls.load();
     const uint64_t needed = needed_with(1024);
     EXPECT_EQ(needed_with(needed - 1), needed);
+    EXPECT_EQ(clients_.calls.load(), calls);
     EXPECT_EQ(buffer->bytes(), staged);
     EXPECT_EQ(engine_->Stats().counters.steady_tokens, counted);
     EXPECT_EQ(StatusOf(sequence_).counters.steady_tokens, counted);

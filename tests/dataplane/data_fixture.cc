@@ -30,9 +30,10 @@ class FakeLease final : public DataLease {
     ++clients_->running;
     return absl::OkStatus();
   }
-  void EndCall(shm::Verb /*verb*/, absl::StatusCode /*code*/, double /*latency_us*/) override {
+  void EndCall(shm::Verb /*verb*/, std::optional<absl::StatusCode> code,
+               double /*latency_us*/) override {
     --clients_->running;
-    ++clients_->calls;
+    if (code.has_value()) ++clients_->calls;
   }
 
  private:

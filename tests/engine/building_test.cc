@@ -183,7 +183,7 @@ TEST_F(BuildingTest, AFailureOfAnEarlierTryIsNotTheCalls) {
   const auto built = engine_->BuildIndex(kTenant, sequence, [&](const BuildProgress&) {
     if (failed) return true;
     gate_->Allow(1);
-    while (gate_->calls() == 0) std::this_thread::yield();
+    EXPECT_TRUE(gate_->WaitForCall());
     gate_->Fail(false);
     gate_->Open();
     failed = true;

@@ -75,6 +75,11 @@ bool BuildGate::WaitForWaiter() {
   return WaitUntilAny(&waiting_);
 }
 
+bool BuildGate::WaitForCall() {
+  MutexLock lock(&mutex_);
+  return WaitUntilAny(&calls_);
+}
+
 bool BuildGate::WaitForHeldStep() {
   MutexLock lock(&mutex_);
   return WaitUntilAny(&held_steps_);
@@ -116,6 +121,7 @@ absl::Status BuildGate::Enter() {
   --waiting_;
   --allowed_;
   ++calls_;
+  changed_.NotifyAll();
   return fail_ ? absl::InternalError("the test's backend fails") : absl::OkStatus();
 }
 

@@ -22,6 +22,8 @@ class BuildGate {
   void Fail(bool fail);
   // Waits until a call stands at the gate; bounded.
   bool WaitForWaiter();
+  // Waits until a call has come through; bounded.
+  bool WaitForCall();
   uint64_t calls() const;
 
   // While set, steps stand before the attention over their steady zone.

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "sys/stat.h"
-#include "tests/grpc_threads.h"
+#include "tests/daemon_threads.h"
 #include "tests/integration/raw_client.h"
 #include "tests/integration/sdk_test.h"
 
@@ -50,7 +50,7 @@ TEST_F(FaultsLimitsTest, ThirtyTwoClientsOnOneCpu) {
           // Looks at the daemon's threads after each call, while the other clients work.
           const auto fail = [&](const absl::Status& status) {
             most = std::max(most, ThreadCount(daemons().wavekvd().pid()));
-            own_most = std::max(own_most, ThreadCount(daemons().wavekvd().pid(), "wavekv"));
+            own_most = std::max(own_most, OwnThreadCount(daemons().wavekvd().pid()));
             if (!status.ok() && error.empty()) error = status.ToString();
             return !status.ok();
           };

@@ -185,18 +185,6 @@ int Process::Stop(std::chrono::milliseconds timeout) {
 
 int ThreadCount(pid_t pid) { return static_cast<int>(StatusValue(pid, "Threads:")); }
 
-int ThreadCount(pid_t pid, std::string_view prefix) {
-  int count = 0;
-  std::error_code error;
-  for (const auto& task :
-       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"), error)) {
-    std::string name;
-    std::getline(std::ifstream(task.path() / "comm"), name);
-    count += name.starts_with(prefix) ? 1 : 0;
-  }
-  return count;
-}
-
 int DescriptorCount(pid_t pid) {
   std::error_code error;
   std::filesystem::directory_iterator entries(absl::StrCat("/proc/", pid, "/fd"), error);

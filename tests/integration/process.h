@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -65,8 +64,6 @@ class Process {
 
 // Threads of a process and its open descriptors, from /proc; 0 when it is gone.
 int ThreadCount(pid_t pid);
-// Those of its threads whose name begins with `prefix`.
-int ThreadCount(pid_t pid, std::string_view prefix);
 int DescriptorCount(pid_t pid);
 // Resident bytes, shared memory included.
 uint64_t ResidentBytes(pid_t pid);

@@ -16,7 +16,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/grpc_threads.h"
+#include "tests/daemon_threads.h"
 #include "tests/server/daemon_process.h"
 #include "tests/server/test_server.h"
 #include "tests/storage/real_cgroup.h"
@@ -30,6 +30,7 @@ using ::testing::Not;
 // Threads of a daemon on one CPU of two: build and compute pools, the lanes of calls, gRPC's own,
 // and the accept, lease and main threads.
 constexpr uint32_t kThreadsMaxOnOneCpu = 48;
+constexpr int kOwnThreadsMaxOnOneCpu = 26;
 
 class WavekvdTest : public ::testing::Test {
  protected:
@@ -220,31 +221,37 @@ TEST_F(WavekvdTest, OnOneCpuItsThreadsAreFew) {
   // before all have come.
   constexpr int kClients = 32;
   std::vector<uint32_t> seen(kClients, 0);
+  std::vector<int> own_seen(kClients, 0);
   std::barrier all_attached(kClients);
   std::vector<std::thread> threads;
   for (int i = 0; i < kClients; ++i) {
-    threads.emplace_back([this, &all_attached, &most = seen[i]] {
-      TestClient client(address_);
-      const auto look = [&] {
-        v1::GetStatsReply stats;
-        EXPECT_TRUE(client.stub()->GetStats(client.Context().get(), {}, &stats).ok());
-        EXPECT_GT(stats.threads(), 0u);
-        most = std::max(most, stats.threads());
-      };
-      EXPECT_TRUE(client.Attach().ok());
-      all_attached.arrive_and_wait();
-      look();
-      const v1::SequenceRef sequence = client.Create(64);
-      EXPECT_TRUE(client.Insert(sequence, 0, 32).ok());
-      look();
-      EXPECT_TRUE(client.Build(sequence).ok());
-      look();
-      all_attached.arrive_and_wait();
-    });
+    threads.emplace_back(
+        [this, &all_attached, pid = daemon.pid(), &most = seen[i], &own_most = own_seen[i]] {
+          TestClient client(address_);
+          const auto look = [&] {
+            v1::GetStatsReply stats;
+            EXPECT_TRUE(client.stub()->GetStats(client.Context().get(), {}, &stats).ok());
+            EXPECT_GT(stats.threads(), 0u);
+            most = std::max(most, stats.threads());
+            own_most = std::max(own_most, OwnThreadCount(pid));
+          };
+          EXPECT_TRUE(client.Attach().ok());
+          all_attached.arrive_and_wait();
+          look();
+          const v1::SequenceRef sequence = client.Create(64);
+          EXPECT_TRUE(client.Insert(sequence, 0, 32).ok());
+          look();
+          EXPECT_TRUE(client.Build(sequence).ok());
+          look();
+          all_attached.arrive_and_wait();
+        });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_LE(*std::max_element(seen.begin(), seen.end()),
             kThreadsMaxOnOneCpu + GrpcThreadsOfMoreCpus());
+  const int own_threads = *std::max_element(own_seen.begin(), own_seen.end());
+  EXPECT_GT(own_threads, 0);
+  EXPECT_LE(own_threads, kOwnThreadsMaxOnOneCpu);
 }
 
 // Row 28: a control group of 512 MiB around the program itself.

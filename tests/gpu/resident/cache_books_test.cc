@@ -248,6 +248,10 @@ TEST(CacheBooksTest, TheWorstBlockMakesRoom) {
   }
   device.Round();
   EXPECT_EQ(device.books().state(1), SlotIs::kFilled) << "block 1 was asked for in this round";
+  device.Begin(0);
+  device.Round();
+  EXPECT_EQ(device.books().state(1), SlotIs::kFilled) << "and nothing was since";
+  ASSERT_TRUE(device.Finish());
   device.Begin(2);
   device.Round();
   EXPECT_EQ(device.books().state(1), SlotIs::kOffered) << "block 1 was asked for once";
