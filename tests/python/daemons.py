@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-import selectors
 import signal
 import subprocess
-import time
+import threading
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("WAVEKV_BIN_DIR", ROOT / "build" / "dev" / "bin"))
@@ -18,35 +17,39 @@ class Daemon:
     """A running wavekvd or wavebufferd; its log lines are kept for messages."""
 
     def __init__(self, program: str, *flags: str, **environment: str) -> None:
-        self.log = ""
+        self._lines: list[str] = []
+        self._ready_or_over = threading.Event()
         self._process = subprocess.Popen(
             [str(BIN / program), *flags],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **environment},
+            text=True,
         )
-        self._wait_ready(program)
+        # For as long as it runs: a daemon whose log nobody takes stands still when the pipe is full.
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        if not self._ready_or_over.wait(READY_SECONDS):
+            self.stop()
+            raise TimeoutError(f"{program} was not ready in time:\n{self.log}")
+        if "event=ready" not in self.log:
+            raise RuntimeError(f"{program} ended with {self.stop()}:\n{self.log}")
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._lines.append(line)
+            if "event=ready" in line:
+                self._ready_or_over.set()
+        self._ready_or_over.set()
+
+    @property
+    def log(self) -> str:
+        return "".join(self._lines)
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def _wait_ready(self, program: str) -> None:
-        stream = self._process.stderr
-        assert stream is not None
-        os.set_blocking(stream.fileno(), False)
-        deadline = time.monotonic() + READY_SECONDS
-        with selectors.DefaultSelector() as selector:
-            selector.register(stream, selectors.EVENT_READ)
-            while "event=ready" not in self.log:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    self.stop()
-                    raise TimeoutError(f"{program} was not ready in time:\n{self.log}")
-                data = stream.read()
-                if data == b"":
-                    raise RuntimeError(f"{program} ended with {self._process.wait()}:\n{self.log}")
-                self.log += (data or b"").decode()
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -69,6 +72,7 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        if self._process.stderr and not self._process.stderr.closed:
+        self._reader.join()
+        if self._process.stderr is not None:
             self._process.stderr.close()
         return self._process.returncode
