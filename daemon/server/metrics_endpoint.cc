@@ -103,6 +103,8 @@ void CollectPool(const ServiceCore& core, const EngineStats& stats, Families* fa
           {"wavekv_rss_bytes", "Resident memory of the daemon.", MetricType::Gauge,
            process.rss_bytes},
           {"wavekv_threads", "Threads of the daemon.", MetricType::Gauge, process.thread_count},
+          {"wavekv_log_lines_lost_total", "Lines of the log that found no room on stderr.",
+           MetricType::Counter, LogLinesLost()},
       },
       families);
 }

@@ -1,6 +1,7 @@
 #include "storage/base/daemon_main.h"
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -21,6 +22,7 @@
 namespace wavekv {
 namespace {
 
+constexpr std::chrono::seconds kLogReaderPatience(1);
 // A file may name others; one that names itself would never end.
 constexpr int kFlagFileDepthMax = 8;
 
@@ -161,6 +163,8 @@ int RunDaemon(int argc, char** argv, const DaemonProgram& program) {
   }
   absl::Status status = SetFlags(argc, argv);
   if (status.ok()) status = program.serve(signals);
+  // For nobody but a reader that is behind: the last line tells why the daemon ended.
+  WaitForLogRoom(kLogReaderPatience);
   if (status.ok()) {
     Log(LogLevel::kInfo, "stopped");
     return 0;

@@ -2,15 +2,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <ctime>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
+#include "storage/base/check.h"
 #include "storage/base/clock.h"
+#include "storage/base/line_writer.h"
 #include "storage/base/mutex.h"
 
 namespace wavekv {
@@ -20,6 +22,9 @@ struct LogState {
   std::atomic<LogLevel> level = LogLevel::kInfo;
   Mutex mutex;
   std::function<void(absl::string_view)> sink ABSL_GUARDED_BY(mutex);
+  LineWriter stderr_lines ABSL_GUARDED_BY(mutex){STDERR_FILENO};
+  std::atomic<uint64_t> lost = 0;  // Written with the mutex held.
+  uint64_t lost_told ABSL_GUARDED_BY(mutex) = 0;
 };
 
 LogState& State() {
@@ -29,27 +34,34 @@ LogState& State() {
 
 constexpr const char* kLevelNames[] = {"debug", "info", "warning", "error"};
 
-void AppendValue(absl::string_view value, std::string* line) {
-  const bool cut = value.size() > kLogValueBytesMax;
-  value = value.substr(0, kLogValueBytesMax);
-  bool plain = !value.empty() && !cut;
+// What a value takes at least: "...", with its quotes.
+constexpr size_t kCutValueBytes = 5;
+
+bool IsPlain(absl::string_view value) {
   for (const char c : value) {
-    plain = plain && absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '"' && c != '=' &&
-            c != '\\';
+    if (!absl::ascii_isgraph(static_cast<unsigned char>(c)) || c == '"' || c == '=' || c == '\\') {
+      return false;
+    }
   }
-  if (plain) {
-    absl::StrAppend(line, value);
-  } else {
-    absl::StrAppend(line, "\"", absl::CHexEscape(value), cut ? "..." : "", "\"");
-  }
+  return !value.empty();
 }
 
-void WriteToStderr(absl::string_view line) {
-  while (!line.empty()) {
-    const ssize_t count = ::write(STDERR_FILENO, line.data(), line.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;  // Nobody reads the log; there is nowhere to say so.
-    line.remove_prefix(static_cast<size_t>(count));
+// Appends at most `room` bytes, kCutValueBytes at least.
+void AppendValue(absl::string_view value, size_t room, std::string* line) {
+  if (value.size() <= room && IsPlain(value)) {
+    absl::StrAppend(line, value);
+    return;
+  }
+  size_t kept = std::min(value.size(), room);
+  while (true) {
+    const std::string text = absl::CHexEscape(value.substr(0, kept));
+    const size_t bytes = text.size() + (kept < value.size() ? kCutValueBytes : 2);
+    if (bytes <= room) {
+      absl::StrAppend(line, "\"", text, kept < value.size() ? "..." : "", "\"");
+      return;
+    }
+    // No byte becomes more than four.
+    kept -= std::min(kept, (bytes - room + 3) / 4);
   }
 }
 
@@ -64,10 +76,20 @@ std::string FormatLogLine(int64_t wall_time_ms, LogLevel level, absl::string_vie
   ::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S", &utc);
   std::string line = absl::StrFormat("ts=%s.%03dZ level=%s event=", date, wall_time_ms % 1000,
                                      kLevelNames[static_cast<int>(level)]);
-  AppendValue(event, &line);
+  // Every field has its place, however long those before it are.
+  size_t reserved = line.size() + kCutValueBytes + 1;
+  for (const LogField& field : fields) reserved += field.key.size() + 2 + kCutValueBytes;
+  WAVEKV_CHECK(reserved <= kLineBytesMax, "keys that fill a line");
+  size_t room = kLineBytesMax - reserved + kCutValueBytes;
+  const auto append = [&](absl::string_view value) {
+    const size_t before = line.size();
+    AppendValue(value, room, &line);
+    room = room + kCutValueBytes + before - line.size();
+  };
+  append(event);
   for (const LogField& field : fields) {
     absl::StrAppend(&line, " ", field.key, "=");
-    AppendValue(field.value, &line);
+    append(field.value);
   }
   line.push_back('\n');
   return line;
@@ -80,9 +102,21 @@ void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField
   MutexLock lock(&state.mutex);
   if (state.sink) {
     state.sink(line);
-  } else {
-    WriteToStderr(line);
+    return;
   }
+  const uint64_t lost = state.lost.load(std::memory_order_relaxed);
+  if (lost > state.lost_told &&
+      state.stderr_lines.Write(FormatLogLine(WallTimeMs(), LogLevel::kWarning, "log_lines_lost",
+                                             {{"count", lost - state.lost_told}}))) {
+    state.lost_told = lost;
+  }
+  if (!state.stderr_lines.Write(line)) state.lost.store(lost + 1, std::memory_order_relaxed);
+}
+
+uint64_t LogLinesLost() { return State().lost.load(std::memory_order_relaxed); }
+
+bool WaitForLogRoom(std::chrono::milliseconds timeout) {
+  return WaitForRoom(STDERR_FILENO, timeout);
 }
 
 void SetLogLevel(LogLevel level) { State().level.store(level); }

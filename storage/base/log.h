@@ -1,6 +1,7 @@
 // Structured log lines on stderr: ts=2026-01-31T12:00:00.123Z level=info event=listening key=value
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -11,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "storage/base/line_writer.h"
 
 namespace wavekv {
 
@@ -33,7 +35,10 @@ struct LogField {
   std::string value;      // May come from outside: quoted and escaped where needed.
 };
 
-// Writes one line with one write(2). Lines below the level are dropped. Thread-safe.
+// Writes one line, whole. Lines below the level are dropped. Never waits for who reads stderr: what
+// finds no room there is lost and counted, and the next line that finds room comes after one that
+// tells how many were lost. Thread-safe. Where SIGPIPE is not ignored, a reader that went away ends
+// the process.
 //   Log(LogLevel::kInfo, "listening", {{"address", address}, {"pid", getpid()}});
 void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField> fields = {});
 
@@ -42,10 +47,16 @@ void SetLogLevel(LogLevel level);
 // "debug", "info", "warning" or "error".
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);
 
-// The line that Log writes, newline included. Values longer than kLogValueBytesMax are cut.
+// Lines lost so far.
+uint64_t LogLinesLost();
+// Waits until stderr has room for a line, so that the last one reaches a reader that is behind.
+// False: the time is up. Hold no lock.
+bool WaitForLogRoom(std::chrono::milliseconds timeout);
+
+// The line that Log writes, newline included. Values are cut to what kLineBytesMax leaves for them,
+// the later ones first.
 std::string FormatLogLine(int64_t wall_time_ms, LogLevel level, absl::string_view event,
                           std::initializer_list<LogField> fields);
-inline constexpr size_t kLogValueBytesMax = 4096;
 
 // Sends lines to `sink` instead of stderr; an empty one restores stderr. For tests.
 void SetLogSink(std::function<void(absl::string_view line)> sink);

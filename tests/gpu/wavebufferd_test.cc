@@ -1,4 +1,5 @@
 // wavebufferd as a process among processes.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -22,9 +23,11 @@
 #include "storage/base/descriptor_protocol.h"
 #include "storage/base/fd_socket.h"
 #include "storage/base/shared_memory.h"
+#include "storage/base/unique_fd.h"
 #include "tests/gpu/child_process.h"
 #include "tests/gpu/stage_rows.h"
 #include "tests/program_path.h"
+#include "tests/unread_pipe.h"
 
 namespace wavekv {
 namespace {
@@ -84,6 +87,7 @@ absl::StatusOr<std::string> CallRaw(const std::string& address, const std::strin
   grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kWait);
+  context.set_wait_for_ready(true);
   grpc::CompletionQueue queue;
   const grpc::Slice nothing("");
   const auto call = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&nothing, 1), &queue);
@@ -124,6 +128,21 @@ TEST_F(WavebufferdTest, StopsOnSigtermAndStartsAgain) {
   WavebufferdProcess again(directory_.path());
   ASSERT_TRUE(again.ready()) << again.process().output();
   EXPECT_TRUE(WaitUntil([this] { return client_->Stats().ok(); }));
+}
+
+TEST_F(WavebufferdTest, ServesAndStopsWhenNobodyReadsItsLog) {
+  const TempDir directory;
+  UnreadPipe pipe;
+  pipe.Fill();
+  const UniqueFd inherited(::fcntl(pipe.write_end(), F_DUPFD, 3));
+  const std::string address = absl::StrCat("unix:", directory.path(), "/s");
+  ChildProcess unread({"/bin/sh", "-c", absl::StrCat("exec \"$0\" \"$1\" 2>&", inherited.get()),
+                       ProgramPath("wavebufferd"), "--listen=" + address});
+  const auto reply = CallRaw(address, "/grpc.health.v1.Health/Check");
+  EXPECT_TRUE(reply.ok()) << reply.status();
+  unread.Signal(SIGTERM);
+  EXPECT_EQ(unread.WaitForExit(), 0);
+  EXPECT_EQ(pipe.Drain(), UnreadPipe::Filling());
 }
 
 TEST_F(WavebufferdTest, KilledManagersCostNothing) {

@@ -10,9 +10,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/rpc/address.h"
+#include "storage/base/log.h"
 #include "storage/base/unique_fd.h"
 #include "tests/server/raw_call.h"
 #include "tests/server/test_server.h"
+#include "tests/unread_pipe.h"
 
 namespace wavekv {
 namespace {
@@ -143,6 +145,23 @@ TEST(MetricsTest, TellsWhatHappened) {
        }) {
     EXPECT_THAT(page, HasSubstr(line));
   }
+}
+
+TEST(MetricsTest, TellsOfLinesThatNobodyRead) {
+  TestServerOptions options;
+  options.server.metrics_address = "127.0.0.1:0";
+  TestServer server(options);
+  const uint64_t before = LogLinesLost();
+  UnreadPipe pipe;
+  pipe.Fill();
+  {
+    const StderrTo unread(pipe.write_end());
+    TestClient client(server.address());
+    ASSERT_TRUE(client.Attach().ok());
+  }
+  EXPECT_GT(LogLinesLost(), before) << "that it attached";
+  EXPECT_THAT(HttpGet(server.server()->metrics_address(), "/metrics"),
+              HasSubstr("wavekv_log_lines_lost_total " + std::to_string(LogLinesLost()) + "\n"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// The program itself: flags, starting twice, dying, stopping (rows 3, 24, 28 and 30 of the list of
-// faults).
+// The program itself: flags, starting twice, dying, stopping (rows 2, 3, 24, 28 and 30 of the list
+// of faults).
 
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -20,6 +21,7 @@
 #include "tests/server/daemon_process.h"
 #include "tests/server/test_server.h"
 #include "tests/storage/real_cgroup.h"
+#include "tests/unread_pipe.h"
 
 namespace wavekv {
 namespace {
@@ -252,6 +254,54 @@ TEST_F(WavekvdTest, OnOneCpuItsThreadsAreFew) {
   const int own_threads = *std::max_element(own_seen.begin(), own_seen.end());
   EXPECT_GT(own_threads, 0);
   EXPECT_LE(own_threads, kOwnThreadsMaxOnOneCpu);
+}
+
+// Row 2: whoever should read its log does not, from its first line to its last.
+TEST_F(WavekvdTest, ServesAndStopsWhenNobodyReadsItsLog) {
+  UnreadPipe pipe;
+  pipe.Fill();
+  DaemonProcess daemon(Flags(), [&pipe] { dup2(pipe.write_end(), STDERR_FILENO); });
+  TestClient client(address_);
+  ASSERT_TRUE(client.Attach().ok());
+  const v1::SequenceRef sequence = client.Create(64);
+  EXPECT_TRUE(client.Insert(sequence, 0, 64).ok());
+  v1::QueryRequest query;
+  *query.mutable_sequence() = sequence;
+  *query.mutable_queries() = TestQueries(0);
+  v1::QueryReply found;
+  const grpc::Status status = client.stub()->Query(client.Context().get(), query, &found);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0);
+  EXPECT_EQ(pipe.Drain(), UnreadPipe::Filling()) << "no part of a line";
+}
+
+// Another program that has the same stderr fills it; later somebody reads it again.
+TEST_F(WavekvdTest, TellsHowManyLinesNobodyRead) {
+  UnreadPipe pipe;
+  DaemonProcess daemon(Flags({"--lease_ms=600000"}),
+                       [&pipe] { dup2(pipe.write_end(), STDERR_FILENO); });
+  TestClient first(address_);
+  ASSERT_TRUE(first.Attach().ok());
+  std::string text;
+  // Written after the socket is there, so it may come after the first answer.
+  while (text.find("event=ready") == std::string::npos ||
+         text.find("event=client_attached") == std::string::npos) {
+    pollfd ready = {pipe.read_end(), POLLIN, 0};
+    ASSERT_GT(poll(&ready, 1, 60'000), 0) << text;
+    text += pipe.Drain();
+  }
+  pipe.Fill();
+  for (int i = 0; i < 3; ++i) {
+    TestClient client(address_);
+    ASSERT_TRUE(client.Attach().ok());
+  }
+  EXPECT_EQ(pipe.Drain(), UnreadPipe::Filling());
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0);
+  EXPECT_THAT(pipe.Drain(), testing::MatchesRegex("ts=.* event=log_lines_lost count=3\n"
+                                                  "ts=.* event=shutting_down .*\n"
+                                                  "ts=.* event=stopped\n"));
 }
 
 // Row 28: a control group of 512 MiB around the program itself.

@@ -1,11 +1,18 @@
 #include "storage/base/log.h"
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
+#include "tests/unread_pipe.h"
 
 namespace wavekv {
 namespace {
@@ -37,8 +44,26 @@ TEST(LogTest, ValuesCannotForgeFieldsOrLines) {
   EXPECT_EQ(OneValue("x\nlevel=error"), "\"x\\nlevel=error\"");
   EXPECT_EQ(OneValue("back\\slash"), "\"back\\\\slash\"");
   EXPECT_EQ(OneValue("\x1b[31m\x9b"), "\"\\x1b[31m\\x9b\"");
-  const std::string cut = OneValue(std::string(kLogValueBytesMax + 1, 'x'));
-  EXPECT_EQ(cut, "\"" + std::string(kLogValueBytesMax, 'x') + "...\"");
+}
+
+// A longer line could be torn by a pipe.
+TEST(LogTest, NoLineIsLongerThanAPipeTakesWhole) {
+  const std::string head = "ts=1970-01-01T00:00:00.000Z level=info event=e k=";
+  const size_t room = kLineBytesMax - head.size() - 1;
+  EXPECT_EQ(OneValue(std::string(room, 'x')), std::string(room, 'x'));
+  EXPECT_EQ(OneValue(std::string(room + 1, 'x')), "\"" + std::string(room - 5, 'x') + "...\"");
+  EXPECT_EQ(OneValue(std::string(1'000'000, 'x')), "\"" + std::string(room - 5, 'x') + "...\"");
+  const std::string escaped = OneValue(std::string(room, '\n'));
+  EXPECT_LE(escaped.size(), room);
+  EXPECT_GT(escaped.size(), room - 4);
+  EXPECT_EQ(escaped.substr(escaped.size() - 5), "n...\"");
+  // Every field has a place, and the last gets what the others leave.
+  const std::string line = FormatLogLine(
+      0, LogLevel::kInfo, "e",
+      {{"a", std::string(8000, '\xff')}, {"b", "short"}, {"c", std::string(8000, 'c')}});
+  EXPECT_LE(line.size(), kLineBytesMax);
+  EXPECT_NE(line.find("...\" b="), std::string::npos);
+  EXPECT_EQ(line.substr(line.size() - 10), " c=\"c...\"\n") << line;
 }
 
 TEST(LogTest, LevelsParseAndFilter) {
@@ -80,6 +105,69 @@ TEST(LogTest, GoesToStderrByDefault) {
   Log(LogLevel::kError, "failed", {{"why", "no reason"}});
   const std::string text = testing::internal::GetCapturedStderr();
   EXPECT_NE(text.find(" level=error event=failed why=\"no reason\"\n"), std::string::npos) << text;
+}
+
+TEST(LogTest, LinesThatNobodyReadsAreLostAndTheNextReaderIsTold) {
+  UnreadPipe pipe;
+  const StderrTo unread(pipe.write_end());
+  const uint64_t before = LogLinesLost();
+  pipe.Fill();
+  for (int i = 0; i < 3; ++i) Log(LogLevel::kError, "lost");
+  EXPECT_EQ(LogLinesLost() - before, 3u);
+  EXPECT_EQ(pipe.Drain(), UnreadPipe::Filling());
+  EXPECT_TRUE(WaitForLogRoom(std::chrono::seconds(0)));
+  Log(LogLevel::kInfo, "read");
+  Log(LogLevel::kInfo, "read_too");
+  const std::vector<std::string> lines = absl::StrSplit(pipe.Drain(), '\n');
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_TRUE(absl::EndsWith(lines[0], "level=warning event=log_lines_lost count=3")) << lines[0];
+  EXPECT_TRUE(absl::EndsWith(lines[1], "event=read")) << lines[1];
+  EXPECT_TRUE(absl::EndsWith(lines[2], "event=read_too")) << lines[2];
+  EXPECT_EQ(lines[3], "");
+  pipe.Fill();
+  EXPECT_FALSE(WaitForLogRoom(std::chrono::seconds(0)));
+}
+
+// Whatever a reader takes, and when: lines are whole, and those that are read and those that are
+// told to be lost are all there were.
+TEST(LogTest, WhatIsReadAndWhatIsToldAddUp) {
+  constexpr uint64_t kLines = 4 * 500;
+  UnreadPipe pipe;
+  const StderrTo slow(pipe.write_end());
+  std::string text;
+  {
+    std::atomic<int> running = 4;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([t, &running] {
+        for (int i = 0; i < 500; ++i) {
+          Log(LogLevel::kInfo, "e", {{"t", t}, {"text", std::string(1 + i % 300, 'x')}});
+        }
+        --running;
+      });
+    }
+    while (running > 0) text += pipe.Drain();
+    for (std::thread& thread : threads) thread.join();
+  }
+  text += pipe.Drain();
+  Log(LogLevel::kInfo, "end");
+  text += pipe.Drain();
+  uint64_t read = 0;
+  uint64_t told = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    EXPECT_TRUE(absl::StartsWith(line, "ts=2") && line.find("ts=", 1) == line.npos) << line;
+    const size_t count = line.find("event=log_lines_lost count=");
+    uint64_t lost = 0;
+    if (count != line.npos) {
+      EXPECT_TRUE(absl::SimpleAtoi(line.substr(line.rfind('=') + 1), &lost)) << line;
+    } else if (!absl::EndsWith(line, "event=end")) {
+      EXPECT_EQ(line.back(), 'x') << line;
+      ++read;
+    }
+    told += lost;
+  }
+  EXPECT_EQ(read + told, kLines);
+  EXPECT_TRUE(absl::EndsWith(text, "event=end\n"));
 }
 
 }  // namespace
