@@ -13,6 +13,7 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_posix.h"
 #include "proto/rpc/address.h"
+#include "proto/rpc/grpc_log.h"
 #include "storage/base/log.h"
 #include "storage/base/status_macros.h"
 
@@ -37,6 +38,7 @@ void LogProtobuf(google::protobuf::LogLevel /*level*/, const char* /*file*/, int
 void InitPluginsOnce() {
   static const bool initialised = [] {
     google::protobuf::SetLogHandler(LogProtobuf);
+    TakeGrpcLog();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     return true;

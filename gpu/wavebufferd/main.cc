@@ -23,6 +23,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/rpc/address.h"
+#include "proto/rpc/grpc_log.h"
 #include "storage/base/byte_size.h"
 #include "storage/base/bytes_text.h"
 #include "storage/base/daemon_main.h"
@@ -140,6 +141,7 @@ absl::Status MakeDirectoryOf(const std::string& path) {
 // comes from the umask: no other thread runs yet.
 std::unique_ptr<grpc::Server> ListenGrpc(const std::string& target, uint32_t threads_max,
                                          grpc::Service* service) {
+  TakeGrpcLog();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;

@@ -8,11 +8,15 @@
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "grpc/grpc.h"
+#include "grpc/support/log.h"
 #include "gtest/gtest.h"
 #include "proto/rpc/address.h"
+#include "proto/rpc/grpc_log.h"
 #include "proto/rpc/protocol_version.h"
 #include "proto/rpc/status_conversion.h"
 #include "proto/rpc/tensor_wire.h"
+#include "storage/base/log.h"
 
 namespace wavekv {
 namespace {
@@ -181,6 +185,19 @@ TEST(AddressTest, DefaultLiesInTheRuntimeDirectory) {
   unsetenv("XDG_RUNTIME_DIR");
   EXPECT_EQ(DefaultAddressOf("wavebufferd"), "unix:/run/wavekv/wavebufferd.sock");
   if (before != nullptr) setenv("XDG_RUNTIME_DIR", saved.c_str(), 1);
+}
+
+TEST(GrpcLogTest, WhatGrpcSaysIsALineLikeOthers) {
+  std::string lines;
+  SetLogSink([&lines](absl::string_view line) { lines.append(line.data(), line.size()); });
+  grpc_init();  // Before, nothing is worth saying.
+  TakeGrpcLog();
+  gpr_log(GPR_ERROR, "cannot do %d things", 3);
+  grpc_shutdown();
+  SetLogSink(nullptr);
+  EXPECT_THAT(lines, HasSubstr("level=error event=grpc place="));
+  EXPECT_THAT(lines, HasSubstr("rpc_test.cc:"));
+  EXPECT_THAT(lines, HasSubstr("message=\"cannot do 3 things\"\n"));
 }
 
 }  // namespace
