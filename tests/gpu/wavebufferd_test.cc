@@ -1,5 +1,4 @@
 // wavebufferd as a process among processes.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -23,7 +22,6 @@
 #include "storage/base/descriptor_protocol.h"
 #include "storage/base/fd_socket.h"
 #include "storage/base/shared_memory.h"
-#include "storage/base/unique_fd.h"
 #include "tests/gpu/child_process.h"
 #include "tests/gpu/stage_rows.h"
 #include "tests/program_path.h"
@@ -134,9 +132,10 @@ TEST_F(WavebufferdTest, ServesAndStopsWhenNobodyReadsItsLog) {
   const TempDir directory;
   UnreadPipe pipe;
   pipe.Fill();
-  const UniqueFd inherited(::fcntl(pipe.write_end(), F_DUPFD, 3));
   const std::string address = absl::StrCat("unix:", directory.path(), "/s");
-  ChildProcess unread({"/bin/sh", "-c", absl::StrCat("exec \"$0\" \"$1\" 2>&", inherited.get()),
+  // By its path: a shell need not know descriptors of two digits.
+  const std::string to_pipe = absl::StrCat("2>/proc/", ::getpid(), "/fd/", pipe.write_end());
+  ChildProcess unread({"/bin/sh", "-c", absl::StrCat("exec \"$0\" \"$1\" ", to_pipe),
                        ProgramPath("wavebufferd"), "--listen=" + address});
   const auto reply = CallRaw(address, "/grpc.health.v1.Health/Check");
   EXPECT_TRUE(reply.ok()) << reply.status();
