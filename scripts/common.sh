@@ -81,7 +81,9 @@ python_environment() {
     xargs -0 sha256sum | sha256sum)"
   if [ "$(cat "$VENV/wavekv.stamp" 2>/dev/null)" != "$stamp" ]; then
     say "building the Python package wavekv"
-    "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+    # The compiler by the name that the presets call it: a cached object is known by that, too, and
+    # scikit-build-core would take the name under which Python was built.
+    CC="${CC:-cc}" CXX="${CXX:-c++}" "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
       --force-reinstall --config-settings=build-dir="$ROOT/build/python" "$ROOT/client/python" ||
       die "the Python package did not build"
     printf '%s\n' "$stamp" >"$VENV/wavekv.stamp"
