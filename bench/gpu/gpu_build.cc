@@ -1,11 +1,11 @@
 // Time of clustering one layer on the device (8 KV heads, dim 128, bf16, segments of 8,192 tokens,
-// 512 clusters each, 10 iterations), and its quality beside the CPU build's method in float32.
+// 512 clusters each), and its quality beside the CPU build's method in float32.
 //
 //   bench_gpu_build [--tokens=122880] [--heads=8] [--runs=20] [--seed=N] [--out=FILE]
 //
 // Runs alternate between two copies of the keys. Quality is the mean cosine of centred keys with
-// their cluster's mean, over sampled segments; the reference runs the same iterations from the same
-// initial centroids without rounding anything to 16 bits. Last line: JSON.
+// their cluster's mean, over sampled segments; the reference runs ten iterations from the same
+// initial centroids and rounds nothing to 16 bits. Last line: JSON.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,7 +28,7 @@ namespace wavekv::bench {
 namespace {
 
 constexpr uint32_t kDim = 128, kSegment = gpu::kSegmentTokensMax, kTokensPerCluster = 16;
-constexpr uint32_t kIterations = 10, kSampled = 16;
+constexpr uint32_t kReferenceIterations = 10, kSampled = 16;
 
 struct Options {
   uint32_t tokens = 122880, heads = 8, runs = 20;
@@ -107,7 +107,7 @@ std::vector<uint16_t> ReferenceLabels(const Segment& segment, uint32_t centroid_
     }
   }
   std::vector<uint16_t> labels(segment.tokens);
-  for (uint32_t iteration = 0; iteration < kIterations; ++iteration) {
+  for (uint32_t iteration = 0; iteration < kReferenceIterations; ++iteration) {
     if (iteration > 0) UpdateDirections(segment, labels, &directions);
     for (uint32_t i = 0; i < segment.tokens; ++i) {
       float best = -HUGE_VALF;
@@ -177,8 +177,7 @@ absl::Status BuildBench::Prepare() {
 absl::StatusOr<double> BuildBench::MedianMs() {
   const gpu::KMeansShape shape{.task_count = static_cast<uint32_t>(host_tasks_.size()),
                                .token_count_max = std::min(kSegment, options_.tokens),
-                               .head_dim = kDim,
-                               .iterations = kIterations};
+                               .head_dim = kDim};
   cudaStream_t stream;
   cudaEvent_t start, end;
   WAVEKV_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -242,9 +241,12 @@ absl::Status Run(const Options& options) {
   WAVEKV_RETURN_IF_ERROR(bench.Prepare());
   WAVEKV_ASSIGN_OR_RETURN(const double build_ms, bench.MedianMs());
   WAVEKV_ASSIGN_OR_RETURN(const double cosine_ratio, bench.CosineRatio());
-  const nlohmann::json row = {{"tokens", options.tokens},  {"kv_heads", options.heads},
-                              {"build_ms", build_ms},      {"cosine_ratio", cosine_ratio},
-                              {"iterations", kIterations}, {"runs", options.runs},
+  const nlohmann::json row = {{"tokens", options.tokens},
+                              {"kv_heads", options.heads},
+                              {"build_ms", build_ms},
+                              {"cosine_ratio", cosine_ratio},
+                              {"iterations", gpu::KMeansShape{}.iterations},
+                              {"runs", options.runs},
                               {"seed", options.seed}};
   std::printf("%u heads x %u tokens: %.2f ms, cosine ratio %.5f\n", options.heads, options.tokens,
               build_ms, cosine_ratio);

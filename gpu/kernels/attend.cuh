@@ -30,15 +30,15 @@ struct BlockAttention {
     uint32_t count;
   };
 
-  // Split `split` of `splits` of them, a warp every so many pairs; nothing beyond. kHost: they lie
-  // in the pool.
+  // Split `split` of `splits` of them, each of a CTA's first `warps` warps every so many pairs;
+  // nothing beyond. kHost: they lie in the pool.
   template <bool kHost>
   static __device__ void Run(const Step& step, const HeadDescriptor& head, uint32_t unit,
-                             const List& list, uint32_t split, uint32_t splits,
+                             const List& list, uint32_t split, uint32_t splits, uint32_t warps,
                              QueryFragments<kDim, kTiles>* queries, Stage* ring,
                              CombineBuffer<kDim, kTiles>* combine, float* out, PartialMass* mass) {
     const uint32_t group = step.shape.group, warp_idx = threadIdx.x / 32;
-    if (split >= splits || 2 * split * kStepWarps >= list.count) {
+    if (split >= splits || 2 * split * warps >= list.count) {
       WriteEmptyPartial<kDim>(group, out, mass);
       return;
     }
@@ -47,8 +47,10 @@ struct BlockAttention {
     __syncthreads();
     WarpAttention<T, kDim, kTiles> warp;
     warp.Clear();
-    Attend<kHost>(head, list, 2 * (split * kStepWarps + warp_idx), 2 * kStepWarps * splits,
-                  step.shape.scale * kLog2E, *queries, ring + warp_idx * kDepth, &warp);
+    if (warp_idx < warps) {
+      Attend<kHost>(head, list, 2 * (split * warps + warp_idx), 2 * warps * splits,
+                    step.shape.scale * kLog2E, *queries, ring + warp_idx * kDepth, &warp);
+    }
     warp.Finish();
     __syncthreads();  // The rings' memory is used again.
     WritePartial(warp, group, combine, out, mass);
@@ -402,10 +404,11 @@ __global__ void __launch_bounds__(kStepThreads, kTiles == 1 && kDim <= 128 ? 3 :
   const uint32_t zone_splits = in_the_shadow ? (2 * splits.estimate + 2) / 3 : splits.estimate;
   if (split < splits.misses) {
     Blocks::template Run<true>(step, head, unit, {blocks + capacity - 1, -1, misses}, split,
-                               splits.misses, &queries, shared.blocks, &shared.combine, out, mass);
+                               splits.misses, splits.miss_warps, &queries, shared.blocks,
+                               &shared.combine, out, mass);
   } else if (split -= splits.misses; split < splits.hits) {
-    Blocks::template Run<false>(step, head, unit, {blocks, 1, hits}, split, hit_splits, &queries,
-                                shared.blocks, &shared.combine, out, mass);
+    Blocks::template Run<false>(step, head, unit, {blocks, 1, hits}, split, hit_splits, kStepWarps,
+                                &queries, shared.blocks, &shared.combine, out, mass);
   } else {
     EstimateAttention<T, kDim, kTiles>::Run(step, head, unit, split - splits.hits, zone_splits,
                                             shared.clusters, &shared.combine, out, mass);

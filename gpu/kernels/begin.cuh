@@ -12,14 +12,23 @@
 
 namespace wavekv::gpu {
 
-inline constexpr int kBeginThreads = 512;
-inline constexpr int kBeginWarps = kBeginThreads / 32;
+// The first warp latches and appends, the second sees offers, the others view segments.
+inline constexpr int kViewWarps = 16;
+inline constexpr int kBeginWarps = kViewWarps + 2;
+inline constexpr int kBeginThreads = 32 * kBeginWarps;
 inline constexpr int kLatchTries = 1000;
-static_assert(kHeadWords <= kBeginThreads);
+static_assert(kHeadWords <= 32, "a lane of the warp that latches has a word");
 
-// The heads of a published descriptor; `torn` when the manager was writing all the time.
-inline __device__ const HeadDescriptor* ReadPublished(const SequenceDescriptor* live, bool* torn) {
-  for (int i = 0; i < kLatchTries; ++i) {
+// A warp copies what is published for a unit to `head` and to the workspace. What the last step
+// latched is valid until a step has completed without it: it stays when the manager was writing all
+// the time.
+inline __device__ void Latch(const Step& step, uint32_t unit, HeadDescriptor* head) {
+  const uint32_t lane = threadIdx.x % 32;
+  const SequenceDescriptor* live = step.inputs.live + unit / step.shape.kv_heads;
+  auto* latched = reinterpret_cast<uint64_t*>(step.workspace.heads + unit);
+  uint64_t word = 0;
+  bool torn = true;
+  for (int i = 0; torn && i < kLatchTries; ++i) {
     uint32_t before, after;
     const HeadDescriptor* heads;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];"
@@ -30,66 +39,92 @@ inline __device__ const HeadDescriptor* ReadPublished(const SequenceDescriptor* 
                  : "=l"(heads)
                  : "l"(&live->heads)
                  : "memory");
+    // Whether it is the newest is known only behind it; it is valid in any case.
+    word = 0;
+    if (before % 2 == 0 && heads != nullptr && lane < kHeadWords) {
+      word = reinterpret_cast<const uint64_t*>(heads + unit % step.shape.kv_heads)[lane];
+    }
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
                  : "=r"(after)
                  : "l"(&live->version)
                  : "memory");
-    *torn = before % 2 != 0 || before != after;
-    if (!*torn) return heads;
+    torn = __any_sync(kFullWarp, before % 2 != 0 || before != after);
   }
-  return nullptr;
+  if (lane >= kHeadWords) return;
+  if (torn) word = latched[lane];
+  reinterpret_cast<uint64_t*>(head)[lane] = word;
+  latched[lane] = word;
 }
 
-// Copies the head's new row of keys and of values into the ring and advances it.
+// A warp copies the head's new row of keys and of values into the ring and advances it.
 inline __device__ void Append(const Step& step, const HeadDescriptor& head, uint32_t unit) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t words = step.shape.head_dim / 8;  // Of 16 bytes, in a row.
+  uint4 key = {}, value = {};
+  if (lane < words) {
+    key = static_cast<const uint4*>(step.inputs.new_keys)[size_t{unit} * words + lane];
+    value = static_cast<const uint4*>(step.inputs.new_values)[size_t{unit} * words + lane];
+  }
   HeadState* state = head.state;
   const uint64_t position = state->appended;
   const uint64_t oldest = head.steady_first / kBlockRows * kBlockRows;
   const bool fits = position >= oldest && position - oldest < head.steady_capacity;
-  __syncthreads();
-  if (threadIdx.x == 0) {
+  __syncwarp();
+  if (lane == 0) {
     if (fits) {
       state->appended = position + 1;
     } else {
       ++state->overflows;
     }
   }
-  if (!fits) return;
-  const uint32_t words = step.shape.head_dim / 8;  // Of 16 bytes, in a row.
-  const uint4* keys = static_cast<const uint4*>(step.inputs.new_keys) + size_t{unit} * words;
-  const uint4* values = static_cast<const uint4*>(step.inputs.new_values) + size_t{unit} * words;
+  if (!fits || lane >= words) return;
   const size_t row = position % head.steady_capacity * words;
-  for (uint32_t i = threadIdx.x; i < words; i += kBeginThreads) {
-    static_cast<uint4*>(head.steady_keys)[row + i] = keys[i];
-    static_cast<uint4*>(head.steady_values)[row + i] = values[i];
-  }
+  static_cast<uint4*>(head.steady_keys)[row + lane] = key;
+  static_cast<uint4*>(head.steady_values)[row + lane] = value;
 }
 
-// Takes what the slots on offer held out of the table; from here on the step may fill them. The
-// manager may go on offering. Counters, ring and table lie where a client can write.
+// A warp takes what the slots on offer held out of the table; from here on the step may fill them.
+// The manager may go on offering. Counters, ring and table lie where a client can write.
 inline __device__ void SeeOffers(const HeadDescriptor& head) {
-  __shared__ uint64_t tail;
+  constexpr uint32_t kAtOnce = 4;  // Of a lane.
+  const uint32_t lane = threadIdx.x % 32;
   HeadState* state = head.state;
-  if (threadIdx.x == 0) {
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
-                 : "=l"(tail)
-                 : "l"(&state->free_tail)
-                 : "memory");
-  }
-  __syncthreads();
   const uint64_t seen = state->free_seen;
+  uint64_t tail;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+               : "=l"(tail)
+               : "l"(&state->free_tail)
+               : "memory");
+  tail = __shfl_sync(kFullWarp, tail, 0);
   const uint64_t count = min(tail - seen, uint64_t{head.free_capacity});
-  for (uint64_t i = threadIdx.x; i < count; i += kBeginThreads) {
-    const volatile FreeSlot& offer = head.free_slots[(seen + i) % head.free_capacity];
-    const uint32_t slot = offer.slot, block = offer.block;
-    if (block >= head.block_count) continue;
-    if (head.block_slots[block] == static_cast<int32_t>(slot)) head.block_slots[block] = -1;
+  for (uint64_t first = lane; first < count; first += 32 * kAtOnce) {
+    uint32_t slots[kAtOnce] = {}, blocks[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      blocks[i] = kNoBlock;
+      if (first + 32 * i >= count) continue;
+      const volatile FreeSlot& offer =
+          head.free_slots[(seen + first + 32 * i) % head.free_capacity];
+      slots[i] = offer.slot;
+      blocks[i] = offer.block;
+    }
+    int32_t held[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      held[i] = blocks[i] < head.block_count ? head.block_slots[blocks[i]] : -1;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (blocks[i] >= head.block_count || held[i] != static_cast<int32_t>(slots[i])) continue;
+      head.block_slots[blocks[i]] = -1;
+    }
   }
-  __syncthreads();
-  if (threadIdx.x == 0) state->free_seen = tail;
+  __syncwarp();
+  if (lane == 0) state->free_seen = tail;
 }
 
-// Splits the queries into bytes; a warp a head. Heads beyond the group become zero.
+// Splits the queries into bytes; all warps but the first, a head each. Heads beyond the group
+// become zero.
 template <typename T, int kDim>
 __device__ void SplitQueries(const Step& step, uint32_t unit) {
   constexpr int kPerLane = kDim / 32;
@@ -98,7 +133,7 @@ __device__ void SplitQueries(const Step& step, uint32_t unit) {
   const T* queries = static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim;
   int8_t* high = step.workspace.query_bytes + size_t{unit} * 2 * kGroupMax * kDim;
   int8_t* low = high + kGroupMax * kDim;
-  for (uint32_t head = threadIdx.x / 32; head < kGroupMax; head += kBeginWarps) {
+  for (uint32_t head = threadIdx.x / 32 - 1; head < kGroupMax; head += kBeginWarps - 1) {
     float q[kPerLane], largest = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -118,10 +153,11 @@ __device__ void SplitQueries(const Step& step, uint32_t unit) {
   }
 }
 
-// What each query head sees of each segment; a warp some segments, whose loads are all in flight
-// before the first is needed.
+// What each query head sees of each segment; warp `warp` of kViewWarps has some segments, whose
+// loads are all in flight before the first is needed.
 template <typename T, int kDim>
-__device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint32_t unit) {
+__device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint32_t unit,
+                             uint32_t warp) {
   constexpr int kPerLane = kDim / 32, kAtOnce = 512 / kDim;
   constexpr uint32_t kHeadsAtOnce = 4;
   struct alignas(kPerLane < 4 ? 8 : 16) Piece {
@@ -130,17 +166,17 @@ __device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint3
   struct alignas(kPerLane * sizeof(T)) QueryPiece {
     T x[kPerLane];
   };
-  const uint32_t group = step.shape.group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t group = step.shape.group, lane = threadIdx.x % 32;
   const uint32_t count = KnownSegments(step.shape, head);
   const T* rows = static_cast<const T*>(step.inputs.queries) + size_t{unit} * group * kDim;
   SegmentView* views = step.workspace.views + size_t{unit} * step.shape.segment_capacity * group;
   const float scale = step.shape.scale;
   constexpr float kSquaresMax = 1e30f;  // Times any spread it is no NaN.
-  for (uint32_t first = warp; first < count; first += kAtOnce * kBeginWarps) {
+  for (uint32_t first = warp; first < count; first += kAtOnce * kViewWarps) {
     Piece means[kAtOnce], shares[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const SegmentCopy& segment = head.segments[KnownSegment(first + i * kBeginWarps, count)];
+      const SegmentCopy& segment = head.segments[KnownSegment(first + i * kViewWarps, count)];
       means[i] = reinterpret_cast<const Piece*>(segment.key_mean)[lane];
       shares[i] = reinterpret_cast<const Piece*>(segment.spread_share)[lane];
     }
@@ -153,7 +189,7 @@ __device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint3
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const uint32_t segment = first + i * kBeginWarps;
+        const uint32_t segment = first + i * kViewWarps;
         if (segment >= count) break;
         float sums[2 * kHeadsAtOnce] = {};  // Of each head the dot product, then what it reaches.
 #pragma unroll
@@ -179,29 +215,20 @@ __device__ void ViewSegments(const Step& step, const HeadDescriptor& head, uint3
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kBeginThreads) BeginKernel(const __grid_constant__ Step step) {
   __shared__ HeadDescriptor head;
-  __shared__ const HeadDescriptor* published;
-  const uint32_t unit = blockIdx.x;
-  HeadDescriptor* latched = step.workspace.heads + unit;
-  if (threadIdx.x == 0) {
-    bool torn;
-    published = ReadPublished(step.inputs.live + unit / step.shape.kv_heads, &torn);
-    if (published != nullptr) published += unit % step.shape.kv_heads;
-    // What the last step latched is valid until a step has completed without it.
-    if (torn) published = latched;
-  }
-  SplitQueries<T, kDim>(step, unit);
-  __syncthreads();
-  const HeadDescriptor* source = published;
-  if (threadIdx.x < kHeadWords) {
-    const uint64_t word =
-        source == nullptr ? 0 : reinterpret_cast<const uint64_t*>(source)[threadIdx.x];
-    reinterpret_cast<uint64_t*>(&head)[threadIdx.x] = word;
-    reinterpret_cast<uint64_t*>(latched)[threadIdx.x] = word;
+  const uint32_t unit = blockIdx.x, warp = threadIdx.x / 32;
+  if (warp == 0) {
+    Latch(step, unit, &head);
+  } else {
+    SplitQueries<T, kDim>(step, unit);
   }
   __syncthreads();
-  if (step.inputs.new_keys != nullptr && head.state != nullptr) Append(step, head, unit);
-  if (head.state != nullptr) SeeOffers(head);
-  ViewSegments<T, kDim>(step, head, unit);
+  if (warp == 0) {
+    if (step.inputs.new_keys != nullptr && head.state != nullptr) Append(step, head, unit);
+  } else if (warp == 1) {
+    if (head.state != nullptr) SeeOffers(head);
+  } else {
+    ViewSegments<T, kDim>(step, head, unit, warp - 2);
+  }
 }
 
 }  // namespace wavekv::gpu

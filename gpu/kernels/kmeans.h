@@ -1,7 +1,7 @@
 // Segmented spherical k-means on the device: keys of many segments at once, each within itself.
 //
 // The method is the CPU build's (index/cluster/partition.h): keys centred by their segment's mean,
-// evenly spaced initial centroids, about ten iterations. Sums are taken in order of the token, so
+// evenly spaced initial centroids, nine iterations. Sums are taken in order of the token, so
 // the labels do not depend on timing.
 #pragma once
 
@@ -34,7 +34,7 @@ struct KMeansShape {
   uint32_t token_count_max = 0;  // Of any task.
   uint32_t head_dim = 0;         // 64, 128 or 256.
   Element element = Element::kBF16;
-  uint32_t iterations = 10;
+  uint32_t iterations = 9;
 };
 
 // Clusters all tasks (`tasks` [task_count] in device memory) in `stream`. InvalidArgument for a

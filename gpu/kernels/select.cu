@@ -2,11 +2,11 @@
 // their blocks lie.
 //
 // One CTA serves a unit, or a thread block cluster of up to eight where a unit has many clusters.
-// Keys (the ranks' bits, which order like the ranks) stay in shared memory; the threshold is found
-// by histograms over ever smaller intervals of keys, exchanged through distributed shared memory.
-// The first interval is the kFirstSpan below the largest key, where nearly always the threshold is.
-// Equal keys go in order of their cluster, and the lists are written in order of the cluster:
-// nothing depends on timing.
+// Keys (the ranks' bits, which order like the ranks) stay in shared memory. They are counted in
+// bins as they are made; the bins of all CTAs are added up through distributed shared memory. The
+// few keys of the bin that the threshold is in are compared with each other; a bin of many is cut
+// into bins first. Equal keys go in order of their cluster, and the lists are written in order of
+// the cluster: nothing depends on timing.
 #include <cooperative_groups.h>
 
 #include "gpu/kernels/mma.cuh"
@@ -23,7 +23,13 @@ static_assert(kSelectWarps == 32, "a warp scans the warps' totals");
 constexpr uint32_t kBinBits = 11;
 constexpr uint32_t kBins = 1 << kBinBits;
 static_assert(kBins == 2 * kSelectThreads, "a thread has two bins");
-constexpr uint32_t kFirstSpan = 1u << 27;  // 16 octaves of rank.
+// The first bins: 32 an octave, of ranks from 2^-52 to 2^12. The lowest bin and the highest hold
+// what lies beyond, too.
+constexpr int kFirstShift = 23 - 5;
+constexpr uint32_t kFirstKey = (127u - 52) << 23;
+// So many keys are compared with each other.
+constexpr uint32_t kFewKeys = 512;
+static_assert(kFewKeys <= kSelectThreads && kFewKeys <= kBins);
 
 // Two counts, each below 2^16, in one word: keys above and at the threshold, or hits and misses.
 __device__ uint32_t PackCounts(uint32_t low, uint32_t high) { return low | high << 16; }
@@ -38,9 +44,10 @@ struct SelectShared {
   uint32_t scan[kSelectWarps];
   uint32_t exchanged[2];  // Packed counts of this CTA that the others read.
   float mass[kGroupMax];  // log2 of all mass, the steady zone included.
-  uint32_t largest;       // Key, of all CTAs.
+  uint32_t few_count;     // Keys, of all CTAs, that are compared with each other.
+  uint32_t threshold;     // Found among them.
   uint32_t bin;           // Found: the bin the threshold is in, ...
-  uint32_t above;         // ... how many keys lie in higher bins, ...
+  uint32_t above;         // ... how many keys lie above (in higher bins, or among few keys), ...
   uint32_t inside;        // ... and how many in it.
 };
 
@@ -99,16 +106,16 @@ class Selector {
         cluster_(cg::this_cluster()),
         rank_(cluster_.block_rank()),
         ctas_(cluster_.num_blocks()) {
+    // Nothing here waits for anything else: the loads are in flight together.
     if (threadIdx.x < kHeadWords) {
       reinterpret_cast<uint64_t*>(&shared_->head)[threadIdx.x] =
           reinterpret_cast<const uint64_t*>(step.workspace.heads + unit_)[threadIdx.x];
     }
+    SumMass();
     ClearBins(0);
     ClearBins(1);
-    if (threadIdx.x == 0) shared_->largest = 0;
+    if (threadIdx.x == 0) shared_->few_count = 0;
     __syncthreads();
-    // From here on other CTAs may write what was just cleared: MakeKeys waits for this.
-    if (ctas_ > 1) cluster_.barrier_arrive();
     // Equal shares of the clusters, in whole tiles.
     const uint32_t tiles = head_.cluster_count / kClusterPad;
     first_ = tiles * rank_ / ctas_ * kClusterPad;
@@ -122,10 +129,8 @@ class Selector {
       reinterpret_cast<uint64_t*>(&shared_->state)[threadIdx.x] =
           reinterpret_cast<const uint64_t*>(head_.state)[threadIdx.x];
     }
-    SumMass();
-    __syncthreads();
     if (wanted_ == 0) {
-      if (ctas_ > 1) cluster_.barrier_wait();
+      __syncthreads();
       if (rank_ == 0) Publish(0, 0);
       return;
     }
@@ -135,7 +140,7 @@ class Selector {
   }
 
  private:
-  static constexpr uint32_t kTurns = 5;  // Clusters of a thread whose loads are in flight.
+  static constexpr uint32_t kTurns = 2;  // Of four clusters of a thread, whose loads are in flight.
 
   __device__ void ClearBins(int histogram) {
     reinterpret_cast<uint2*>(shared_->histograms[histogram])[threadIdx.x] = {0, 0};
@@ -144,9 +149,10 @@ class Selector {
   // Waits for the other CTAs, if there are any.
   __device__ void SyncCluster() { ctas_ > 1 ? cluster_.sync() : __syncthreads(); }
 
-  // The mass of all clusters for each head, and of all that a step attends over.
+  // The mass of all clusters for each head, and of all that a step attends over. The last warps do
+  // it: the first load what the others wait for.
   __device__ void SumMass() {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t warp = kSelectWarps - 1 - threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t partials =
         step_.splits.steady + step_.splits.misses + step_.splits.hits + step_.splits.estimate;
     const PartialMass* stretches =
@@ -177,89 +183,129 @@ class Selector {
     }
   }
 
-  // Keys of this CTA's clusters; 0 for padding. Finds the largest of all.
+  // Keys of this CTA's clusters; 0 for padding. Counts them in the first bins.
   __device__ void MakeKeys() {
     const size_t stride = step_.shape.cluster_capacity;
     const float* ranks = step_.workspace.ranks + size_t{unit_} * group_ * stride + first_;
-    uint32_t largest = 0;
-    for (uint32_t base = threadIdx.x; base < count_; base += kTurns * kSelectThreads) {
-      float sums[kTurns] = {};
-      bool valid[kTurns];
+    for (uint32_t base = 4 * threadIdx.x; base < count_; base += 4 * kTurns * kSelectThreads) {
+      float sums[kTurns][4] = {};
+      bool valid[kTurns][4];
 #pragma unroll 4
       for (uint32_t g = 0; g < group_; ++g) {
         const float mass = shared_->mass[g];
+        float4 four[kTurns];
 #pragma unroll
         for (uint32_t u = 0; u < kTurns; ++u) {
-          const uint32_t i = base + u * kSelectThreads;
-          const float rank = i < count_ ? ranks[g * stride + i] : -INFINITY;
-          valid[u] = rank != -INFINITY;  // Of all heads or none.
-          sums[u] += Exp2(rank - mass);
+          const uint32_t i = base + 4 * u * kSelectThreads;
+          four[u] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+          if (i < count_) four[u] = *reinterpret_cast<const float4*>(ranks + g * stride + i);
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < kTurns; ++u) {
+          const float rank[4] = {four[u].x, four[u].y, four[u].z, four[u].w};
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            valid[u][k] = rank[k] != -INFINITY;  // Of all heads or none.
+            sums[u][k] += Exp2(rank[k] - mass);
+          }
         }
       }
 #pragma unroll
       for (uint32_t u = 0; u < kTurns; ++u) {
-        const uint32_t i = base + u * kSelectThreads;
-        // NaN and negative numbers, which only a broken index gives, rank last.
-        const uint32_t key = valid[u] ? __float_as_uint(sums[u] > 0 ? sums[u] : 0) + 1 : 0;
-        if (i < count_) keys_[i] = key;
-        largest = max(largest, key);
-      }
-    }
-    largest = __reduce_max_sync(kFullWarp, largest);
-    if (ctas_ > 1) cluster_.barrier_wait();
-    if (threadIdx.x % 32 == 0) {
-      for (uint32_t cta = 0; cta < ctas_; ++cta) {
-        atomicMax(cluster_.map_shared_rank(&shared_->largest, cta), largest);
+        const uint32_t i = base + 4 * u * kSelectThreads;
+        if (i >= count_) break;
+        uint32_t made[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          // NaN and negative numbers, which only a broken index gives, rank last.
+          made[k] = valid[u][k] ? __float_as_uint(sums[u][k] > 0 ? sums[u][k] : 0) + 1 : 0;
+          if (made[k] != 0) atomicAdd(&shared_->histograms[0][FirstBin(made[k])], 1);
+        }
+        *reinterpret_cast<uint4*>(keys_ + i) = {made[0], made[1], made[2], made[3]};
       }
     }
     SyncCluster();
   }
 
+  static __device__ uint32_t FirstBin(uint32_t key) {
+    return min((max(key, kFirstKey) - kFirstKey) >> kFirstShift, kBins - 1);
+  }
+
   // Sets threshold_ and above_ so that the keys over threshold_ are above_, and those with wanted_
   // - above_ of the keys that equal it are wanted_.
   __device__ void FindThreshold() {
-    const uint64_t end_of_all = uint64_t{shared_->largest} + 1;
-    // Keys of [low, end) are counted; real ones are at least 1.
-    uint64_t end = end_of_all;
-    uint32_t low = end > kFirstSpan ? static_cast<uint32_t>(end - kFirstSpan) : 1;
     uint32_t remaining = wanted_;
     above_ = 0;
-    for (int turn = 0;; ++turn) {
-      const uint32_t span = static_cast<uint32_t>(end - low);  // Largest key - low + 1
-      const int bits = 32 - __clz(span - 1);
-      const int shift = max(0, bits - static_cast<int>(kBinBits));
-      if (turn > 0) ClearBins((turn + 1) % 2);
-      CountKeys(low, span, shift, turn % 2);
-      const uint32_t keys = FindBin(SumHistogram(turn % 2), remaining);
-      if (keys < remaining) {
-        above_ += keys;
-        remaining -= keys;
-        if (low == 1) {
-          // Fewer clusters than the descriptor promised: all of them.
-          threshold_ = 0;
-          wanted_ = above_;
-          return;
-        }
-        end = low;
-        low = 1;
-        continue;
-      }
+    const uint32_t keys = FindBin(SumHistogram(0), remaining);
+    if (keys < remaining) {
+      // Fewer clusters than the descriptor promised: all of them.
+      above_ = wanted_ = keys;
+      return;
+    }
+    // The keys of [low, end) are those of the bin; real ones are at least 1.
+    const uint32_t bin = shared_->bin;
+    uint32_t low = bin == 0 ? 1 : kFirstKey + (bin << kFirstShift);
+    uint64_t end =
+        bin == kBins - 1 ? uint64_t{1} << 32 : uint64_t{kFirstKey} + ((bin + 1) << kFirstShift);
+    for (int turn = 1;; ++turn) {
       above_ += shared_->above;
       remaining -= shared_->above;
       const uint32_t inside = shared_->inside;
-      low += shared_->bin << shift;
-      end = min(end, uint64_t{low} + (1u << shift));
       if (inside == remaining) {
-        // The bin's keys are all wanted: no key equals the threshold.
+        // They are all wanted: no key equals the threshold.
         above_ += remaining;
         threshold_ = low - 1;
         return;
       }
-      if (shift == 0) {
+      const auto span = static_cast<uint32_t>(end - low);
+      if (span == 1) {
         threshold_ = low;
         return;
       }
+      if (inside <= kFewKeys) {
+        PickAmongFew(low, span, remaining, turn % 2);
+        return;
+      }
+      const int shift = max(0, 32 - __clz(span - 1) - static_cast<int>(kBinBits));
+      if (turn > 1) ClearBins(turn % 2);
+      __syncthreads();
+      CountKeys(low, span, shift, turn % 2);
+      FindBin(SumHistogram(turn % 2), remaining);
+      low += shared_->bin << shift;
+      end = min(end, uint64_t{low} + (1u << shift));
     }
+  }
+
+  // The `remaining`-th largest of the few keys in [low, low + span) becomes the threshold. All CTAs
+  // get them in `histogram`, which is in no other use, and each finds it.
+  __device__ void PickAmongFew(uint32_t low, uint32_t span, uint32_t remaining, int histogram) {
+    uint32_t* few = shared_->histograms[histogram];
+    for (uint32_t i = threadIdx.x; i < count_; i += kSelectThreads) {
+      const uint32_t key = keys_[i];
+      if (key - low >= span) continue;
+      for (uint32_t cta = 0; cta < ctas_; ++cta) {
+        const uint32_t at = atomicAdd(cluster_.map_shared_rank(&shared_->few_count, cta), 1);
+        cluster_.map_shared_rank(few, cta)[at] = key;
+      }
+    }
+    SyncCluster();
+    const uint32_t count = shared_->few_count;
+    if (threadIdx.x < count) {
+      const uint32_t key = few[threadIdx.x];
+      uint32_t above = 0, equal = 0;
+      for (uint32_t i = 0; i < count; ++i) {
+        above += few[i] > key;
+        equal += few[i] == key;
+      }
+      // Of equal keys each says the same.
+      if (above < remaining && remaining <= above + equal) {
+        shared_->threshold = key;
+        shared_->above = above;
+      }
+    }
+    __syncthreads();
+    threshold_ = shared_->threshold;
+    above_ += shared_->above;
   }
 
   // Counts this CTA's keys in [low, low + span), 2^shift of them in a bin.
@@ -386,27 +432,30 @@ class Selector {
     return i - begin < kBins ? shared_->summed[i - begin] : list[i];
   }
 
-  // Looks a cluster's blocks up in the table.
+  // Looks a cluster's blocks up in the table, while its segment is read.
   __device__ Located Locate(uint32_t c) const {
     Located located;
     located.cluster = c;
     located.size = __ldg(head_.sizes + c);
     located.first_block = __ldg(head_.first_block + c);
     const uint32_t row = __ldg(head_.first_row + c), s = __ldg(head_.cluster_segment + c);
-    const SegmentCopy& segment = SegmentOf(head_, s);
-    if (HasRows(segment, row, located.size)) {
-      located.blocks = min(kClusterBlocksMax, (located.size + kBlockRows - 1) / kBlockRows);
+    const uint32_t wanted = min(kClusterBlocksMax, (located.size + kBlockRows - 1) / kBlockRows);
+#pragma unroll
+    for (uint32_t j = 0; j < kClusterBlocksMax; ++j) {
+      located.slots[j] = -1;
+      if (j < wanted && located.first_block + j < head_.block_count) {
+        located.slots[j] = head_.block_slots[located.first_block + j];
+      }
     }
+    const SegmentCopy& segment = SegmentOf(head_, s);
+    if (HasRows(segment, row, located.size)) located.blocks = wanted;
     const size_t first_byte = row * RowBytes();
     located.keys = static_cast<const char*>(segment.keys) + first_byte;
     located.values = static_cast<const char*>(segment.values) + first_byte;
 #pragma unroll
     for (uint32_t j = 0; j < kClusterBlocksMax; ++j) {
-      int32_t slot = -1;
-      if (j < located.blocks && located.first_block + j < head_.block_count) {
-        slot = head_.block_slots[located.first_block + j];
-      }
       // The table lies where a client can write: a slot that there is none of is a miss.
+      const int32_t slot = j < located.blocks ? located.slots[j] : -1;
       const bool cached = slot >= 0 && static_cast<uint32_t>(slot) < head_.slot_count;
       located.slots[j] = cached ? slot : -1;
       located.hits += cached;
@@ -528,7 +577,7 @@ class Selector {
 
 __global__ void __launch_bounds__(kSelectThreads) SelectKernel(const __grid_constant__ Step step) {
   __shared__ SelectShared shared;
-  extern __shared__ uint32_t keys[];
+  extern __shared__ __align__(16) uint32_t keys[];
   Selector(step, &shared, keys).Run();
 }
 

@@ -17,7 +17,8 @@ namespace wavekv::gpu {
 namespace {
 
 constexpr size_t kAlignment = 256;
-constexpr uint32_t kRankSplitsMax = 64;
+constexpr uint32_t kRankSplitsMax = 128;
+constexpr uint32_t kMissWarpsMax = 256;            // Of all units.
 constexpr uint32_t kSelectSharedMax = 190 * 1024;  // Leaves room for the static part.
 
 StepKernels FindKernels(const StepShape& shape) {
@@ -136,9 +137,11 @@ StepSplits PlanSplits(const StepShape& shape, uint32_t sm_count) {
   // Five CTAs for each multiprocessor, the steady zone's among them, all at once.
   const uint32_t ranking = std::max(5 * sm_count / units, splits.steady + 1) - splits.steady;
   splits.rank = std::min({ranking, CeilDivide(tiles, kStepWarps), kRankSplitsMax});
-  // A few warps fill the bus; more would only wait, and fewer blocks than warps need none.
-  splits.misses = std::min(std::clamp(sm_count / 2 / units, 1u, 8u),
+  // A few warps fill the bus: a hundred, and more are up to a tenth slower. Where units are many
+  // each has a CTA, but not all of its warps fetch. Fewer blocks than warps need none.
+  splits.misses = std::min(std::clamp(CeilDivide(sm_count, 4 * units), 1u, 4u),
                            CeilDivide(shape.retrieve_capacity + 1, 32));
+  splits.miss_warps = std::clamp(kMissWarpsMax / (units * splits.misses), 1u, uint32_t{kStepWarps});
   // Three CTAs for each multiprocessor, all at once, but some turns for each warp.
   const uint32_t ctas = std::clamp(3 * sm_count / 2 / units, 1u, 24u);
   splits.hits = std::min(ctas, CeilDivide(shape.retrieve_capacity + 1, 9));

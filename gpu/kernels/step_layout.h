@@ -144,6 +144,7 @@ struct StepSplits {
   uint32_t steady = 1;
   uint32_t rank = 1;
   uint32_t misses = 1;
+  uint32_t miss_warps = 4;  // Of a CTA of misses, that fetch; 1 to 4.
   uint32_t hits = 1;
   uint32_t estimate = 1;
   uint32_t select = 1;  // Power of two, at most kSelectCtasMax.

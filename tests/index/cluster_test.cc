@@ -321,7 +321,7 @@ TEST(GivenLabels, ThoseOfPlainIterationsAreAsGood) {
     const std::vector<float> keys = make(random, kTokens, kDim);
     const std::vector<float> points = CentreKeys(keys, kTokens, kDim);
     const std::vector<uint16_t> labels =
-        PlainIterations(points, kTokens, kDim, ClusterCountFor(kTokens, 16), 10);
+        PlainIterations(points, kTokens, kDim, ClusterCountFor(kTokens, 16), 9);
     const double own = MeanCosine(points, kDim, PartitionKeys(kernels, keys, kTokens, kDim, {}));
     const double given =
         MeanCosine(points, kDim, PartitionKeys(kernels, keys, kTokens, kDim, {}, labels));
