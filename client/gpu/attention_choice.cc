@@ -12,8 +12,8 @@ namespace {
 
 // Launch, and the merge of the parts that a sequence is split into.
 constexpr double kFullFixedUs = 9.4;
-// Four kernels, most of it waiting for one another: begin, rank and select 29.5, attend 14.
-constexpr double kWaveFixedUs = 43.5;
+// Four kernels, most of it waiting for one another: begin, rank and select 24.5, attend 14.
+constexpr double kWaveFixedUs = 38.5;
 // Of the rate of full attention: what a kernel of tens of microseconds reaches.
 constexpr double kRankShare = 0.69;
 constexpr double kAttendShare = 0.91;
