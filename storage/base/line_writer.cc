@@ -7,7 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 
 #include "storage/base/check.h"
@@ -41,7 +43,8 @@ ssize_t WriteWithoutWaiting(int fd, absl::string_view bytes) {
   }
   const UniqueFd own = OpenWithoutBlocking(fd);
   if (own.valid()) return ::write(own.get(), bytes.data(), bytes.size());
-  // Another process that fills the pipe between these two calls could still make the second wait.
+  // The second call can still wait: when another process fills the pipe between the two, or when a
+  // terminal has room, but not for all of a long line.
   if (!WaitForRoom(fd, std::chrono::milliseconds(0))) {
     errno = EAGAIN;
     return -1;
@@ -51,8 +54,15 @@ ssize_t WriteWithoutWaiting(int fd, absl::string_view bytes) {
 
 bool WaitForRoom(int fd, std::chrono::milliseconds timeout) {
   pollfd room = {fd, POLLOUT, 0};
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  int ready;
+  do {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    ready = ::poll(&room, 1, std::max(0, static_cast<int>(left.count())));
+  } while (ready < 0 && errno == EINTR);
   // A descriptor that is closed, or whose reader is gone, keeps nobody waiting.
-  return ::poll(&room, 1, static_cast<int>(timeout.count())) > 0;
+  return ready > 0;
 }
 
 bool LineWriter::Write(absl::string_view line) {

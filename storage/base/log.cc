@@ -105,12 +105,15 @@ void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField
     return;
   }
   const uint64_t lost = state.lost.load(std::memory_order_relaxed);
-  if (lost > state.lost_told &&
+  // A line behind lost ones comes after the one that tells of them, or not at all.
+  const bool told =
+      lost == state.lost_told ||
       state.stderr_lines.Write(FormatLogLine(WallTimeMs(), LogLevel::kWarning, "log_lines_lost",
-                                             {{"count", lost - state.lost_told}}))) {
-    state.lost_told = lost;
+                                             {{"count", lost - state.lost_told}}));
+  if (told) state.lost_told = lost;
+  if (!told || !state.stderr_lines.Write(line)) {
+    state.lost.store(lost + 1, std::memory_order_relaxed);
   }
-  if (!state.stderr_lines.Write(line)) state.lost.store(lost + 1, std::memory_order_relaxed);
 }
 
 uint64_t LogLinesLost() { return State().lost.load(std::memory_order_relaxed); }

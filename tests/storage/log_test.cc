@@ -128,6 +128,26 @@ TEST(LogTest, LinesThatNobodyReadsAreLostAndTheNextReaderIsTold) {
   EXPECT_FALSE(WaitForLogRoom(std::chrono::seconds(0)));
 }
 
+// Room for a line, but not for the longer one that tells of those before.
+TEST(LogTest, NoLineComesBehindLostOnesUntold) {
+  UnreadPipe pipe;
+  const StderrTo unread(pipe.write_end());
+  pipe.Fill();
+  Log(LogLevel::kInfo, "a");
+  ASSERT_EQ(pipe.Drain(), UnreadPipe::Filling());
+  constexpr size_t kSpare = 60;
+  ASSERT_LT(FormatLogLine(0, LogLevel::kInfo, "b", {}).size(), kSpare);
+  ASSERT_GT(FormatLogLine(0, LogLevel::kWarning, "log_lines_lost", {{"count", 1}}).size(), kSpare);
+  pipe.Fill(kSpare);
+  Log(LogLevel::kInfo, "b");
+  EXPECT_EQ(pipe.Drain(), UnreadPipe::Filling(kSpare));
+  Log(LogLevel::kInfo, "c");
+  const std::vector<std::string> lines = absl::StrSplit(pipe.Drain(), '\n');
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_TRUE(absl::EndsWith(lines[0], "event=log_lines_lost count=2")) << lines[0];
+  EXPECT_TRUE(absl::EndsWith(lines[1], "event=c")) << lines[1];
+}
+
 // Whatever a reader takes, and when: lines are whole, and those that are read and those that are
 // told to be lost are all there were.
 TEST(LogTest, WhatIsReadAndWhatIsToldAddUp) {
