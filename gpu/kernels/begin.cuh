@@ -39,7 +39,13 @@ inline __device__ void Latch(const Step& step, uint32_t unit, HeadDescriptor* he
                  : "=l"(heads)
                  : "l"(&live->heads)
                  : "memory");
-    // Whether it is the newest is known only behind it; it is valid in any case.
+    // Lanes may have read at different times: all go by what the first one has seen.
+    before = __shfl_sync(kFullWarp, before, 0);
+    heads = reinterpret_cast<const HeadDescriptor*>(
+        __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(heads), 0));
+    __syncwarp();
+    // Read while the version may change: what has been published stays as it is until a step that
+    // began before has completed (step_layout.h).
     word = 0;
     if (before % 2 == 0 && heads != nullptr && lane < kHeadWords) {
       word = reinterpret_cast<const uint64_t*>(heads + unit % step.shape.kv_heads)[lane];
@@ -96,6 +102,7 @@ inline __device__ void SeeOffers(const HeadDescriptor& head) {
                : "l"(&state->free_tail)
                : "memory");
   tail = __shfl_sync(kFullWarp, tail, 0);
+  __syncwarp();  // What the first lane has acquired is there for all.
   const uint64_t count = min(tail - seen, uint64_t{head.free_capacity});
   for (uint64_t first = lane; first < count; first += 32 * kAtOnce) {
     uint32_t slots[kAtOnce] = {}, blocks[kAtOnce];

@@ -137,9 +137,9 @@ StepSplits PlanSplits(const StepShape& shape, uint32_t sm_count) {
   // Five CTAs for each multiprocessor, the steady zone's among them, all at once.
   const uint32_t ranking = std::max(5 * sm_count / units, splits.steady + 1) - splits.steady;
   splits.rank = std::min({ranking, CeilDivide(tiles, kStepWarps), kRankSplitsMax});
-  // A few warps fill the bus: a hundred, and more are up to a tenth slower. Where units are many
-  // each has a CTA, but not all of its warps fetch. Fewer blocks than warps need none.
-  splits.misses = std::min(std::clamp(CeilDivide(sm_count, 4 * units), 1u, 4u),
+  // 128 to 256 warps fill the bus; more get in each other's way. Where units are many each has a
+  // CTA, but not all of its warps fetch; where they are few, as many as their blocks are worth.
+  splits.misses = std::min(std::clamp(CeilDivide(sm_count, 4 * units), 1u, units < 8 ? 8u : 4u),
                            CeilDivide(shape.retrieve_capacity + 1, 32));
   splits.miss_warps = std::clamp(kMissWarpsMax / (units * splits.misses), 1u, uint32_t{kStepWarps});
   // Three CTAs for each multiprocessor, all at once, but some turns for each warp.
