@@ -295,38 +295,40 @@ TEST_F(LoadedRegionTest, StepsAfterCloseAttendOverNothing) {
 }
 
 // What a replay of the same look-ups through the same policy would have found, against what steps
-// found with a manager that polls after each.
+// found with a manager that polls after each. One trace alone has a tenth less now and then.
 TEST(ResidentCacheTest, HitsAreNearlyThoseOfThePolicy) {
-  TestSequence tokens(SmallShape(64, DType::kBF16, 1), 11);
-  tokens.Append(6100);
-  tokens.Cluster(0, 6000);
-  RegionHarness harness(tokens.shape(), 6200, SmallOptions(0.15));
-  LoadAll(&tokens, &harness.manager(), 10);
-  ReferenceStep engine = harness.Engine(tokens);
-  const uint32_t slots = harness.header().unit.slot_count;
-  auto policy = MakeLrfuBlockCachePolicy(slots);
+  constexpr uint64_t kTraces = 3;
   uint64_t hits = 0, replayed_hits = 0, blocks = 0;
-  for (uint64_t step = 1; step <= 400; ++step) {
-    const StepResult result = engine.Run(0, tokens.Queries());
-    ASSERT_TRUE(harness.manager().Poll().ok());
-    const StepHead& head = result.heads[0];
-    hits += head.hits();
-    blocks += head.blocks.size();
-    for (const StepBlock& block : head.blocks) {
-      const BlockKey key{1, block.block};
-      if (policy->Lookup(key, step).has_value()) {
-        ++replayed_hits;
-      } else if (const auto slot = policy->Admit(key, step)) {
-        policy->Publish(*slot);
+  for (uint64_t trace = 0; trace < kTraces; ++trace) {
+    TestSequence tokens(SmallShape(64, DType::kBF16, 1), 11 + trace);
+    tokens.Append(6100);
+    tokens.Cluster(0, 6000);
+    RegionHarness harness(tokens.shape(), 6200, SmallOptions(0.15));
+    LoadAll(&tokens, &harness.manager(), 10);
+    ReferenceStep engine = harness.Engine(tokens);
+    const uint32_t slots = harness.header().unit.slot_count;
+    auto policy = MakeLrfuBlockCachePolicy(slots);
+    for (uint64_t step = 1; step <= 400; ++step) {
+      const StepResult result = engine.Run(0, tokens.Queries());
+      ASSERT_TRUE(harness.manager().Poll().ok());
+      const StepHead& head = result.heads[0];
+      hits += head.hits();
+      blocks += head.blocks.size();
+      for (const StepBlock& block : head.blocks) {
+        const BlockKey key{1, block.block};
+        if (policy->Lookup(key, step).has_value()) {
+          ++replayed_hits;
+        } else if (const auto slot = policy->Admit(key, step)) {
+          policy->Publish(*slot);
+        }
       }
     }
+    EXPECT_EQ(harness.manager().counters().violations, 0u);
   }
   RecordProperty("hit_permille", static_cast<int>(1000 * hits / blocks));
   RecordProperty("replayed_permille", static_cast<int>(1000 * replayed_hits / blocks));
   EXPECT_GT(replayed_hits, blocks / 4) << "the trace is worth caching";
-  // 0.898 of it was the least that a seed had.
-  EXPECT_GT(hits, replayed_hits * 17 / 20) << replayed_hits << " of " << blocks;
-  EXPECT_EQ(harness.manager().counters().violations, 0u);
+  EXPECT_GT(hits, replayed_hits * 9 / 10) << replayed_hits << " of " << blocks;
 }
 
 }  // namespace
